@@ -1,0 +1,25 @@
+"""The errors that convopt raises on purpose. Each text names the file, node or input and what was expected."""
+
+
+class ConvoptError(Exception):
+    """Base of all: the command line prints its text and exits with 2."""
+
+
+class ModelError(ConvoptError):
+    """The model itself is unusable: not ONNX, truncated, cyclic, contradictory."""
+
+
+class InputError(ConvoptError):
+    """An argument or an input array doesn't fit: unknown name, dtype, rank or shape."""
+
+
+class ArtifactError(ConvoptError):
+    """A saved artifact is damaged, of another version or for another machine."""
+
+
+class CompileError(ConvoptError):
+    """A kernel could not be compiled; names the kernel and what the compiler said."""
+
+
+class VerificationError(ConvoptError):
+    """The compiled module's result differs from the reference (verify="raise")."""

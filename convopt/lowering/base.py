@@ -1,0 +1,65 @@
+"""From a group of nodes to kernel calls: the form that every `lower` function here has.
+
+A group is a node of the "convopt" domain whose `body` attribute is a graph of standard ONNX operators: its
+meaning. `lower(group, context)` returns the kernel calls that compute it, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from convopt.schedules.base import TensorView
+from convopt.targets import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An array that the kernel reads and that exists before the first run (packed weights, bias)."""
+
+    array: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Temporary:
+    """Memory that lives between the calls of one group, in bytes."""
+
+    nbytes: int
+
+
+Operand = ir.Value | Constant | Temporary
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel: a schedule instance on a problem, and the operands whose pointers it gets, in order.
+
+    A value of the group's interface is passed at its element 0 (plus `offsets[i]` elements, if given).
+    """
+
+    schedule: Any
+    problem: Any
+    operands: tuple[Operand, ...]
+    label: str = ""
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoweringContext:
+    """What a lowering may know: the views of the group's outer inputs and outputs, and the target."""
+
+    views: Mapping[ir.Value, TensorView]
+    target: Target
+    threads: int
+
+
+class Refused(Exception):
+    """This group can't become a kernel here; the text says why and becomes the fallback's reason."""
+
+
+class Lower(Protocol):
+    def __call__(self, group: ir.Node, context: LoweringContext) -> list[KernelCall]: ...

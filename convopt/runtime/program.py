@@ -1,0 +1,85 @@
+"""A Program: what the runtime executes, as plain data that goes to JSON and back.
+
+A Program owns no memory. It names four kinds of memory ("spaces"): the arena (one block for all
+intermediates), the weights (one read-only block), the caller's inputs and the caller's outputs. A step is
+either one kernel launch or one fallback island; steps run in order, each may rely on all before it.
+
+Nothing here imports numpy, tvm or onnxruntime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Space = Literal["arena", "weights", "input", "output"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """`offset` bytes into a space; `index` says which input or output (0 for arena and weights)."""
+
+    space: Space
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor at the module's boundary or an island's: row-major, contiguous."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One launch: `symbol(begin, end, scratch, *args)` over all of `[0, tasks)`, split over the threads.
+
+    scratch: bytes of private memory that each thread needs (64-byte aligned), 0 for none.
+    nodes: names of the model's nodes that this kernel computes, for profiles.
+    label: a short text for people, e.g. "conv 3x3 s1 64->64 @56x56 direct".
+    """
+
+    symbol: str
+    args: tuple[Address, ...]
+    tasks: int
+    scratch: int = 0
+    nodes: tuple[str, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class IslandStep:
+    """Nodes that run in onnxruntime: `model` indexes the Program's island models (ONNX bytes)."""
+
+    model: int
+    inputs: tuple[tuple[TensorSpec, Address], ...]
+    outputs: tuple[tuple[TensorSpec, Address], ...]
+    nodes: tuple[str, ...] = ()
+    label: str = ""
+
+
+Step = KernelStep | IslandStep
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one node of the optimized model runs, and why."""
+
+    node: str
+    op: str
+    where: Literal["compiled", "fallback", "view", "folded"]
+    detail: str  # the schedule for compiled nodes, the reason for fallback
+
+
+@dataclass(frozen=True)
+class Program:
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arena_bytes: int
+    live_bytes: int  # the largest sum of simultaneously live tensors, what arena_bytes is measured against
+    steps: tuple[Step, ...]
+    placement: tuple[Placement, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)  # target, precision, versions, pass notes

@@ -1,0 +1,107 @@
+"""CPUs: vector width, registers and caches, declared per instruction set or read from the running machine.
+
+`mcpu` comes from a fixed list: LLVM aborts the process on a name it does not know.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """A CPU as the schedules see it. Cache sizes in bytes, per core for l1 and l2, shared for l3."""
+
+    mcpu: str
+    triple: str
+    vector_bytes: int
+    vector_registers: int
+    fma_from_memory: bool  # FMA reads a broadcast operand from memory (AVX-512)
+    l1: int
+    l2: int
+    l3: int
+    mattr: tuple[str, ...] = ()
+
+    @property
+    def lanes(self) -> int:
+        """float32 elements in a vector register."""
+        return self.vector_bytes // 4
+
+    @property
+    def name(self) -> str:
+        return f"cpu:{self.mcpu}"
+
+
+# Vector registers and widths: Intel SDM volume 1 (16 ymm, 32 zmm), Arm ARM (32 v registers of 128 bits).
+# Caches: the smallest of the common server parts of each family; `host_cpu` replaces them by sysfs's.
+SKYLAKE_AVX512 = CpuTarget("skylake-avx512", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 16 << 20)
+SAPPHIRERAPIDS = CpuTarget("sapphirerapids", "x86_64-linux-gnu", 64, 32, True, 48 << 10, 2 << 20, 32 << 20)
+ZNVER4 = CpuTarget("znver4", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 32 << 20)
+ZNVER3 = CpuTarget("znver3", "x86_64-linux-gnu", 32, 16, False, 32 << 10, 512 << 10, 32 << 20)
+HASWELL = CpuTarget("haswell", "x86_64-linux-gnu", 32, 16, False, 32 << 10, 256 << 10, 8 << 20)
+X86_64 = CpuTarget("x86-64", "x86_64-linux-gnu", 16, 16, False, 32 << 10, 256 << 10, 4 << 20)
+NEON = CpuTarget("generic", "aarch64-linux-gnu", 16, 32, False, 64 << 10, 512 << 10, 8 << 20, ("+neon",))
+
+BY_NAME = {t.mcpu: t for t in (SKYLAKE_AVX512, SAPPHIRERAPIDS, ZNVER4, ZNVER3, HASWELL, X86_64, NEON)}
+
+
+def _cpu_flags() -> tuple[str, frozenset[str]]:
+    """(vendor, flags) of the first core from /proc/cpuinfo; empty where there is none."""
+    vendor, flags = "", frozenset[str]()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return vendor, flags
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "vendor_id":
+            vendor = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags = frozenset(value.split())
+            break
+    return vendor, flags
+
+
+def _cache_bytes(level: int) -> int | None:
+    """Size of core 0's data or unified cache of that level as sysfs says, None where it doesn't."""
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            if int((index / "level").read_text()) != level:
+                continue
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            text = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        return int(text.rstrip("KM")) * scale
+    return None
+
+
+@functools.cache
+def host_cpu() -> CpuTarget:
+    """The CPU this process runs on."""
+    vendor, flags = _cpu_flags()
+    if platform.machine() in ("aarch64", "arm64"):
+        chip = NEON
+    elif {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
+        if vendor == "AuthenticAMD":
+            chip = ZNVER4 if "avx512_bf16" in flags else SKYLAKE_AVX512
+        else:
+            chip = SAPPHIRERAPIDS if {"amx_tile", "amx_bf16", "avx512_fp16"} <= flags else SKYLAKE_AVX512
+    elif {"avx2", "fma", "bmi2", "f16c"} <= flags:
+        chip = ZNVER3 if vendor == "AuthenticAMD" and {"vaes", "pku"} <= flags else HASWELL
+    else:
+        chip = X86_64
+    return replace(
+        chip, l1=_cache_bytes(1) or chip.l1, l2=_cache_bytes(2) or chip.l2, l3=_cache_bytes(3) or chip.l3
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,77 @@
+"""The few words of TIR that every CPU kernel is written with. Needs tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from convopt.schedules.base import TensorView
+
+
+@dataclass
+class KernelBody:
+    """Inside `kernel`: one flat buffer per argument, the task range, the scratch pointer, then the function."""
+
+    buffers: list[Any]
+    begin: Any
+    end: Any
+    scratch: Any
+    function: Any = field(default=None)
+
+    @contextmanager
+    def task(self) -> Iterator[Any]:
+        """The loop over this thread's tasks; yields the task's index."""
+        with T.serial(0, self.end - self.begin) as step:
+            yield self.begin + step
+
+
+@contextmanager
+def kernel(symbol: str, arguments: Sequence[TensorView]) -> Iterator[KernelBody]:
+    """A function of the form described in `schedules.base`; after the block, `.function` is the PrimFunc.
+
+    Buffers are flat, of unknown length, and aligned to one element only: callers' arrays are no better.
+    Indices may be negative (a halo lies before element 0).
+    """
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=False):
+            T.func_name(symbol)
+            T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
+            begin, end = T.arg("begin", T.int32()), T.arg("end", T.int32())
+            scratch = T.arg("scratch", T.handle("float32"))
+            pointers = [T.arg(f"p{i}", T.handle(view.dtype)) for i, view in enumerate(arguments)]
+            buffers = [
+                T.decl_buffer(
+                    (2**31 - 1,), view.dtype, data=p, align=tvm.DataType(view.dtype).bits // 8, layout=None
+                )
+                for p, view in zip(pointers, arguments, strict=True)
+            ]
+            body = KernelBody(buffers, begin, end, scratch)
+            yield body
+    body.function = builder.get()
+
+
+def lanes_at(index: Any, lanes: int, stride: int = 1) -> Any:
+    """The index of `lanes` elements from `index` on."""
+    return index if lanes == 1 else T.Ramp(index, stride, lanes)
+
+
+def splat(value: Any, lanes: int) -> Any:
+    return value if lanes == 1 else T.Broadcast(value, lanes)
+
+
+def register(lanes: int, dtype: str = "float32") -> Any:
+    """A vector that LLVM keeps in a register: scope "local" would become a heap workspace."""
+    return T.alloc_buffer((lanes,), dtype, scope="global", layout=None)
+
+
+def hold(value: Any, lanes: int, dtype: str = "float32") -> Any:
+    """`value`, computed once, to be used several times."""
+    slot = register(lanes, dtype)
+    T.buffer_store(slot, value, [lanes_at(0, lanes)])
+    return slot[lanes_at(0, lanes)]
