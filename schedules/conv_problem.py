@@ -1,0 +1,99 @@
+"""The convolution that every conv schedule computes, in one normal form.
+
+Convolutions of any rank, ConvTranspose (one problem per output phase), Gemm and MatMul all become this:
+
+    y[g, n, d, h, w, k] = epilogue(bias[g, k] + sum over (kd, kh, kw, c) of
+        x[g, n, d*sd + kd*dd - pd, h*sh + kh*dh - ph, w*sw + kw*dw - pw, c] * weight[g, kd, kh, kw, c, k], ...)
+
+Missing spatial dimensions have extent 1. In GEMM terms M = n*d*h*w output pixels, N = k, K = kd*kh*kw*c. The
+memory before and after x that the pads reach must exist and hold zeros: the lowering sees to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from convopt.schedules.base import TensorView
+from convopt.schedules.primitives.expression import Expression
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """x: (g, n, d, h, w, c) and y: (g, n, d, h, w, k), any strides, y's channels contiguous.
+
+    others: further operands of the epilogue, each shaped like y, broadcast by stride 0; the epilogue's input 0
+    is the sum. bias: whether there is a bias operand. Operands of a kernel: x, weight, [bias], others..., y.
+    """
+
+    x: TensorView
+    y: TensorView
+    kernel: Triple
+    strides: Triple
+    dilations: Triple
+    pads: Triple  # begin pads; the end pads follow from y's extents
+    epilogue: Expression
+    others: tuple[TensorView, ...] = ()
+    bias: bool = True
+
+    @property
+    def groups(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """Input channels of a group."""
+        return self.x.shape[5]
+
+    @property
+    def features(self) -> int:
+        """Output channels of a group."""
+        return self.y.shape[5]
+
+    @property
+    def pixels(self) -> int:
+        return prod(self.y.shape[1:5])
+
+    @property
+    def taps(self) -> int:
+        return prod(self.kernel)
+
+    @property
+    def flops(self) -> int:
+        """2 per multiply-add, padding counted as work."""
+        return 2 * self.groups * self.pixels * self.features * self.taps * self.channels
+
+    @property
+    def operands(self) -> tuple[TensorView, ...]:
+        """The views whose pointers a kernel gets, in order; weight and bias are flat and packed."""
+        weight = TensorView((1,), (1,))
+        return (self.x, weight, *((weight,) if self.bias else ()), *self.others, self.y)
+
+
+def pack_weight(
+    weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], channel_block: int, tile: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """(g, k, c, kd, kh, kw) to (g, k/tile, c/channel_block, kd, kh, kw, channel_block, tile), k padded by zeros.
+
+    A kernel then reads one contiguous panel from beginning to end for each tile of pixels.
+    """
+    g, k, c, *taps = weight.shape
+    blocks = -(-k // tile)
+    padded = np.zeros((g, blocks * tile, c, *taps), np.float32)
+    padded[:, :k] = weight
+    split = padded.reshape(g, blocks, tile, c // channel_block, channel_block, *taps)
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 5, 6, 7, 4, 2))
+
+
+def pack_bias(
+    bias: np.ndarray[tuple[int, ...], np.dtype[np.float32]], tile: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """(g, k) to (g, k rounded up to the tile), zeros at the end."""
+    g, k = bias.shape
+    padded = np.zeros((g, -(-k // tile) * tile), np.float32)
+    padded[:, :k] = bias
+    return padded

@@ -1,0 +1,238 @@
+"""The TIR of the direct convolution: register tiles of pixels by channels. Needs tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.primitives.emit import kernel, lanes_at, register, splat
+from convopt.schedules.primitives.vector_math import emit
+
+if TYPE_CHECKING:
+    from convopt.schedules.conv_direct import Axis, DirectConv
+    from convopt.targets import Target
+
+Position = tuple[Any, Any, tuple[Any, ...]]  # element offsets in x, y and the epilogue's other operands
+
+
+def balanced(total: int, most: int) -> list[tuple[int, int, int]]:
+    """`total` in as few tiles of at most `most` as possible, as even as possible: [(start, count, size)]."""
+    tiles = -(-total // most)
+    size, larger = divmod(total, tiles)
+    runs = [(0, larger, size + 1), (larger * (size + 1), tiles - larger, size)]
+    return [run for run in runs if run[1]]
+
+
+def offsets(axes: list[Axis], indices: list[Any]) -> Position:
+    """The operands' element offsets at a position given per axis."""
+    return (
+        sum((i * a.x for i, a in zip(indices, axes, strict=True)), 0),
+        sum((i * a.y for i, a in zip(indices, axes, strict=True)), 0),
+        tuple(
+            sum((i * a.others[o] for i, a in zip(indices, axes, strict=True)), 0)
+            for o in range(len(axes[0].others))
+        ),
+    )
+
+
+def unravel(index: Any, extents: list[int]) -> list[Any]:
+    """Row-major coordinates of a flat index."""
+    coordinates: list[Any] = []
+    for extent in reversed(extents[1:]):
+        coordinates.insert(0, index % extent)
+        index = index // extent
+    return [index, *coordinates]
+
+
+def direct_kernel(schedule: DirectConv, problem: ConvProblem, target: Target, symbol: str) -> Any:
+    from convopt.schedules.conv_direct import position_axes
+
+    axes = position_axes(problem)
+    lanes, vectors = target.lanes, schedule.vectors
+    tile_k = lanes * vectors
+    features = -(-problem.features // tile_k)
+    feature_chunks = -(-features // schedule.feature_chunk)
+    extents = [a.extent for a in axes]
+    rows = -(-prod(extents) // schedule.pixels) if schedule.flat else prod(extents[:-1])
+    row_chunks = -(-rows // schedule.row_chunk)
+    panels = problem.channels // schedule.channel_block
+    with kernel(symbol, problem.operands) as body:
+        tile = _Tile(schedule, problem, target, body.buffers)
+        with body.task() as task:
+            group, rest = task // (feature_chunks * row_chunks), task % (feature_chunks * row_chunks)
+            # Neighbouring tasks share their weights where rows are many, their pixels where rows are few.
+            feature0, row0 = rest // row_chunks * schedule.feature_chunk, rest % row_chunks * schedule.row_chunk
+            feature_count = tirx.min(features - feature0, schedule.feature_chunk)
+            row_count = tirx.min(rows - row0, schedule.row_chunk)
+            with T.serial(0, panels) as panel, T.serial(0, feature_count) as f:
+                with T.serial(0, row_count) as r:
+                    place = (group, feature0 + f, panel)
+                    row = row0 + r
+                    if schedule.flat:
+                        last = prod(extents) - 1
+                        tile(
+                            place,
+                            [
+                                # Positions past the end repeat the last one: the same value is stored twice.
+                                offsets(axes, unravel(tirx.min(row * schedule.pixels + i, last), extents))
+                                for i in range(schedule.pixels)
+                            ],
+                        )
+                    for start, count, size in [] if schedule.flat else balanced(extents[-1], schedule.pixels):
+                        with T.serial(0, count) as t:
+                            outer = unravel(row, extents[:-1]) if len(extents) > 1 else []
+                            first = start + t * size
+                            tile(place, [offsets(axes, [*outer, first + i]) for i in range(size)])
+    return body.function
+
+
+class _Tile:
+    """Emits one register tile at given positions."""
+
+    def __init__(self, schedule: DirectConv, problem: ConvProblem, target: Target, buffers: list[Any]) -> None:
+        self.schedule, self.problem, self.lanes = schedule, problem, target.lanes
+        self.x, self.weight, *rest = buffers
+        self.bias = rest.pop(0) if problem.bias else None
+        *self.others, self.y = rest
+        self.features = -(-problem.features // (target.lanes * schedule.vectors))
+
+    def __call__(self, place: tuple[Any, Any, Any], positions: list[Position]) -> None:
+        group, feature, panel = place
+        problem, schedule, lanes = self.problem, self.schedule, self.lanes
+        vectors, tile_k = schedule.vectors, schedule.vectors * lanes
+        panels = problem.channels // schedule.channel_block
+        channel0 = feature * tile_k
+        sums = [[register(lanes) for _ in range(vectors)] for _ in positions]
+
+        def start() -> None:
+            for i in range(len(positions)):
+                for v in range(vectors):
+                    if self.bias is not None:
+                        at = (group * self.features + feature) * tile_k + v * lanes
+                        value = self.bias[lanes_at(at, lanes)]
+                    else:
+                        value = splat(T.float32(0), lanes)
+                    T.buffer_store(sums[i][v], value, [lanes_at(0, lanes)])
+
+        def each_width(action: Callable[[int], None]) -> None:
+            """The last tile of channels may be narrower than the others."""
+            tail = problem.features % tile_k
+            if not tail or self.features == 1:
+                action(tail or tile_k)
+            else:
+                is_last = feature == self.features - 1
+                _branch(is_last, True, lambda: action(tail), lambda: action(tile_k))
+
+        def resume() -> None:
+            each_width(lambda width: self._load_partial(group, channel0, positions, sums, width))
+
+        def finish(last: bool) -> None:
+            each_width(lambda width: self._store(group, channel0, positions, sums, width, last))
+
+        _branch(panel == 0, panels > 1, start, resume)
+        self._reduce(place, positions, sums)
+        _branch(panel == panels - 1, panels > 1, lambda: finish(True), lambda: finish(False))
+
+    def _reduce(self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]]) -> None:
+        group, feature, panel = place
+        problem, schedule, lanes = self.problem, self.schedule, self.lanes
+        tile_k, block = schedule.vectors * lanes, schedule.channel_block
+        panels = problem.channels // block
+        x_group, (x_d, x_h, x_w, x_c) = problem.x.strides[0], problem.x.strides[2:]
+        kd, kh, kw = problem.kernel
+        dd, dh, dw = problem.dilations
+        pd, ph, pw = problem.pads
+        origin = group * x_group + panel * block * x_c - pd * x_d - ph * x_h - pw * x_w
+        base = ((group * self.features + feature) * panels + panel) * (problem.taps * block * tile_k)
+        # A kernel row whose pixels touch is one run of floats: longer loops for stems with 1 or 3 channels.
+        if block == problem.channels and dw * x_w == block * x_c:
+            kw, block = 1, kw * block
+        with T.serial(0, kd) as d, T.serial(0, kh) as h, T.serial(0, kw) as w, T.serial(0, block) as c:
+            tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * x_c
+            step = base + (((d * kh + h) * kw + w) * block + c) * tile_k
+            for i, (x_at, _, _) in enumerate(positions):
+                value = splat(_as_float(self.x[x_at + tap]), lanes)
+                for v in range(schedule.vectors):
+                    at = lanes_at(0, lanes)
+                    product = value * self.weight[lanes_at(step + v * lanes, lanes)]
+                    T.buffer_store(sums[i][v], sums[i][v][at] + product, [at])
+
+    def _load_partial(
+        self, group: Any, channel0: Any, positions: list[Position], sums: list[list[Any]], width: int
+    ) -> None:
+        """The sums so far, from y; never a lane past the last channel, which may be past the buffer's end."""
+        for i, (_, y_at, _) in enumerate(positions):
+            for v in range(-(-width // self.lanes)):
+                for first, count in pieces(min(self.lanes, width - v * self.lanes)):
+                    at = y_at + group * self.problem.y.strides[0] + channel0 + v * self.lanes + first
+                    T.buffer_store(sums[i][v], self.y[lanes_at(at, count)], [lanes_at(first, count)])
+
+    def _store(
+        self, group: Any, channel0: Any, positions: list[Position], sums: list[list[Any]], width: int, last: bool
+    ) -> None:
+        problem, lanes = self.problem, self.lanes
+        for i, (_, y_at, others_at) in enumerate(positions):
+            for v in range(-(-width // lanes)):
+                total = sums[i][v][lanes_at(0, lanes)]
+                for first, count in pieces(min(lanes, width - v * lanes)):
+                    part = total if count == lanes else sub_vector(total, first, count)
+                    channel = channel0 + v * lanes + first
+                    if last:
+                        inputs = [part]
+                        for view, buffer, at in zip(problem.others, self.others, others_at, strict=True):
+                            element = at + group * view.strides[0] + channel * view.strides[5]
+                            inputs.append(load(buffer, element, count, view.strides[5]))
+                        (part,) = emit(problem.epilogue, inputs, count)
+                    store(self.y, y_at + group * problem.y.strides[0] + channel, part, count, problem.y.dtype)
+
+
+def pieces(count: int) -> list[tuple[int, int]]:
+    """`count` lanes as power-of-two runs: 11 -> [(0, 8), (8, 2), (10, 1)]."""
+    runs, first = [], 0
+    for width in (64, 32, 16, 8, 4, 2, 1):
+        while count - first >= width:
+            runs.append((first, width))
+            first += width
+    return runs
+
+
+def sub_vector(value: Any, first: int, count: int) -> Any:
+    return tirx.Shuffle([value], [tirx.const(first + i, "int32") for i in range(count)])
+
+
+def load(buffer: Any, index: Any, lanes: int, stride: int) -> Any:
+    """`lanes` elements as float32; stride 0 repeats one element."""
+    if stride == 0:
+        return splat(_as_float(buffer[index]), lanes)
+    return _as_float(buffer[lanes_at(index, lanes, stride)])
+
+
+def store(buffer: Any, index: Any, value: Any, lanes: int, dtype: str) -> None:
+    if dtype != "float32":
+        value = T.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", value)
+    T.buffer_store(buffer, value, [lanes_at(index, lanes)])
+
+
+def _as_float(value: Any) -> Any:
+    dtype = str(value.ty.dtype) if hasattr(value, "ty") and hasattr(value.ty, "dtype") else str(value.dtype)
+    if dtype.startswith("float32"):
+        return value
+    lanes = dtype.partition("x")[2]
+    return T.Cast(f"float32x{lanes}" if lanes else "float32", value)
+
+
+def _branch(condition: Any, both: bool, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """`then` or `otherwise`, decided at run time only where both can happen."""
+    if not both:
+        then()
+        return
+    with T.If(condition):
+        with T.Then():
+            then()
+        with T.Else():
+            otherwise()
