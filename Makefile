@@ -1,0 +1,55 @@
+# The commands of a day's work. Debian, Python 3.11 or newer, make and gcc are enough; pip fetches the rest.
+#
+#   make demo        two real models, optimized, checked and timed beside onnxruntime
+#   make test        the tests, without those that take minutes
+#   make test-slow   those that take minutes
+#   make check       formatting, ruff, mypy and the tests
+#   make bench       the contest's convolutions beside onnxruntime and OpenVINO
+#   make clean       removes .venv, .cache and what the tools leave behind
+
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+RUN := $(VENV)/bin/python
+PYTEST := $(RUN) -m pytest -n 2 -rs
+THREADS ?= 2
+
+.PHONY: demo test test-slow lint check bench clean
+
+demo: $(VENV)/.installed
+	$(RUN) examples/demo.py
+
+test: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m slow
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+check: lint test
+
+bench: $(VENV)/.installed-dev
+	$(VENV)/bin/convopt bench --suite contest --threads $(THREADS) --against onnxruntime,openvino
+
+# Debian's python3 has no ensurepip without the package python3-venv; pip itself can fill the environment then.
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV) || { \
+	  $(PYTHON) -m venv --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --quiet --python $(VENV)/bin/python install pip; } || { \
+	  rm -rf $(VENV); echo "make: $(PYTHON) can't make a virtual environment: install python3-venv" >&2; exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(PIP) install --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measuring convopt beside its peers: engines run in turn, results as plain data."""

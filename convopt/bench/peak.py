@@ -1,0 +1,77 @@
+"""The machine's peak of fused multiply-adds, measured: what GFLOP/s figures are compared with."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from convopt.targets import CpuTarget
+
+SOURCE = Path(__file__).with_name("peak.c")
+STEPS = 200_000  # about a millisecond
+ROUNDS = 60
+
+
+def measure_peak(target: CpuTarget, threads: int) -> float | str:
+    """GFLOP/s of float32 multiply-adds on `threads` cores at once, or why it could not be measured.
+
+    Each round, every thread runs its chains together with the others; the best round counts, since whatever
+    else runs on the machine can only slow it down.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return "no C compiler (cc) on this machine"
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "peak.so"
+        command = [compiler, "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC"]
+        command += [f"-DVECTOR_BYTES={target.vector_bytes}", "-o", str(library), str(SOURCE)]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode != 0:
+            return f"cc failed: {(built.stderr.strip().splitlines() or ['no message'])[-1]}"
+        loaded = ctypes.CDLL(str(library))
+        run = loaded.convopt_fma_chains
+        run.argtypes, run.restype = [ctypes.c_long], ctypes.c_float
+        flop = STEPS * ctypes.c_long.in_dll(loaded, "convopt_flop_per_step").value
+        return flop * threads / _best_seconds(lambda: run(STEPS), threads) / 1e9
+
+
+def _best_seconds(work: Callable[[], object], threads: int) -> float:
+    """The shortest time of one piece of work while every thread does one, on the slowest thread."""
+    barrier = threading.Barrier(threads)
+    best = [float("inf")] * threads
+
+    def body(thread: int) -> None:
+        for _ in range(ROUNDS):
+            barrier.wait()
+            start = time.perf_counter()
+            work()
+            best[thread] = min(best[thread], time.perf_counter() - start)
+
+    workers = [threading.Thread(target=body, args=(i,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return max(best)
+
+
+def measure_bandwidth(megabytes: int = 256, rounds: int = 5) -> float:
+    """GB/s of a copy through memory on one core (bytes read and bytes written both count), the best round."""
+    import numpy as np
+
+    source = np.ones(megabytes << 18, np.float32)
+    sink = np.zeros_like(source)
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        np.copyto(sink, source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best / 1e9

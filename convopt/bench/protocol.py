@@ -1,0 +1,82 @@
+"""How engines are timed: in turn, on the same inputs, medians and minima of many calls.
+
+`PROTOCOL` is the text of it that people read (`convopt bench --help` and every results file).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+PROTOCOL = """\
+Engines run in turn in one process (A B A B ...), each turn a short block of calls on the same input.
+Calls in the first 10 ms of a turn are not counted: threads of the engine before may still spin.
+Times are the median and the minimum of all counted calls, in ms. Thread affinity is left as it is.
+
+ratio_end_to_end    peer's median / convopt's; NCHW float32 in and out, everything included.
+ratio_native        the same, inputs and outputs in each engine's preferred layout: convopt and torch NHWC,
+                    onnxruntime NCHW, OpenVINO the faster of both. Padding is always timed. Single convs only.
+ratio_to_best_peer  the fastest peer's median / convopt's; native for single convs, end to end for models.
+max_error           largest |y - reference| / largest |reference|, the largest of the outputs; the reference
+                    is onnxruntime without optimizations.
+peak_gflops         multiply-adds in registers on N threads, measured in the same run.
+
+convopt             the public call; output arrays are new each time.
+onnxruntime         all optimizations, N intra-op threads, inputs and outputs bound once.
+openvino            LATENCY hint, N threads, precision hint.
+torch               inference_mode, channels_last; single convs only, as torch reads no ONNX files."""
+
+Name = TypeVar("Name", bound=Hashable)
+
+SETTLE_SECONDS = 0.01
+LEAST_TURNS = 5
+LEAST_CALLS = 3  # counted calls of a turn, where a call is long
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one engine's counted calls."""
+
+    median_ms: float
+    min_ms: float
+    calls: int
+
+
+def time_in_turn(
+    calls: Mapping[Name, Callable[[], object]],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Name, Timing]:
+    """Times each call for about `seconds` in total, at least LEAST_TURNS turns, interleaved."""
+    for call in calls.values():
+        call()
+    samples: dict[Name, list[float]] = {name: [] for name in calls}
+    block = seconds / (2 * LEAST_TURNS)
+    deadline = clock() + seconds * len(calls)
+    turns = 0
+    while turns < LEAST_TURNS or clock() < deadline:
+        for name, call in calls.items():
+            samples[name] += _turn(call, block, clock)
+        turns += 1
+    return {
+        name: Timing(1e3 * statistics.median(times), 1e3 * min(times), len(times))
+        for name, times in samples.items()
+    }
+
+
+def _turn(call: Callable[[], object], block: float, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each counted call of one turn: settle first, then calls until the block is over."""
+    settled = clock() + SETTLE_SECONDS
+    call()
+    while clock() < settled:
+        call()
+    times: list[float] = []
+    end = clock() + block
+    while len(times) < LEAST_CALLS or clock() < end:
+        start = clock()
+        call()
+        times.append(clock() - start)
+    return times
