@@ -1,0 +1,106 @@
+"""Compiled kernels on disk, by what they were made from.
+
+An entry is the SHA-256 of the object file followed by the object file, written under a temporary name and
+renamed: readers in other processes see a whole entry or none. A damaged entry is removed and made again; a
+full or read-only disk costs the cache, not the compilation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from convopt.targets import Target
+
+_DIGEST = hashlib.sha256().digest_size
+_LIMIT_BYTES = 1 << 30
+
+
+def default_folder() -> Path:
+    """$CONVOPT_CACHE, or convopt in the user's cache folder (XDG)."""
+    if explicit := os.environ.get("CONVOPT_CACHE"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "convopt"
+
+
+@cache
+def generator_version() -> str:
+    """Changes when anything that shapes a kernel's code changes: our generators, TVM."""
+    digest = hashlib.sha256(version("apache-tvm").encode())
+    package = Path(__file__).parent.parent
+    for source in sorted([*(package / "schedules").rglob("*.py"), package / "codegen" / "cpu.py"]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def kernel_key(schedule: Any, problem: Any, target: Target) -> str:
+    """Identity of a kernel: equal keys mean equal machine code, so equal kernels are compiled once."""
+    text = "\n".join([generator_version(), repr(target), type(schedule).__module__, repr(schedule), repr(problem)])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def symbol_of(key: str) -> str:
+    return f"convopt_kernel_{key}"
+
+
+class KernelCache:
+    """Object files by key under `folder`/kernels."""
+
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(folder or default_folder()) / "kernels"
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.kernel"
+
+    def get(self, key: str) -> bytes | None:
+        path = self._path(key)
+        try:
+            entry = path.read_bytes()
+        except OSError:
+            return None
+        digest, code = entry[:_DIGEST], entry[_DIGEST:]
+        if len(digest) == _DIGEST and hashlib.sha256(code).digest() == digest:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # recently used entries survive `prune`
+            return code
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def put(self, key: str, code: bytes) -> None:
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        except OSError:
+            return
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            Path(temporary).replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+    def prune(self, limit: int = _LIMIT_BYTES) -> None:
+        """Removes the least recently used entries until the cache fits `limit` bytes."""
+        entries = []
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob("*/*.kernel"):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    entries.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= limit:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
