@@ -1,0 +1,169 @@
+"""One call's worth of state: an arena and a thread pool, and the pool of such contexts that a module keeps.
+
+Why not TVM's runtime on the CPU: our kernels are plain C functions linked with a small C executor into one
+shared object, so a saved artifact needs numpy only, each module keeps the number of threads it was asked for
+(TVM has one pool per process, sized by its environment), and a launch costs a function call instead of a
+packed call with checks per argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convopt.runtime import forks
+from convopt.runtime.loaded import LoadedProgram, is_data_dependent, numpy_dtype
+from convopt.runtime.memory import address, allocate, empty
+from convopt.runtime.program import Address, IslandStep, TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+class ExecutionContext:
+    """An arena and a pool of threads (the caller is one of them) for one Program; serves one call at a time.
+
+    The arena is zeroed here and never again: kernels that rely on a zero border keep it zero themselves.
+    """
+
+    def __init__(self, loaded: LoadedProgram, threads: int) -> None:
+        self.loaded = loaded
+        self.threads = threads
+        self.arena = allocate(loaded.program.arena_bytes)
+        pool = loaded.create_pool(ctypes.addressof(loaded.table), threads, loaded.scratch)
+        if not pool:
+            error = ctypes.get_errno()
+            raise OSError(
+                error, f"cannot start {threads} threads with their scratch memory: {os.strerror(error)}"
+            )
+        self._pool = pool
+        # `loaded` as an argument keeps the code and the step table alive until the threads are gone.
+        self._finalizer = weakref.finalize(self, _destroy, loaded, pool)
+        self._finalizer.atexit = False
+        program = loaded.program
+        self._first_output = 2 + len(program.inputs)
+        self._bases = (ctypes.c_void_p * (self._first_output + len(program.outputs)))()
+        self._bases[0] = address(self.arena)
+        self._bases[1] = address(loaded.weights)
+        self._layout = [
+            None if is_data_dependent(spec) else (spec.shape, numpy_dtype(spec.dtype))
+            for spec in program.outputs
+        ]
+
+    def run(self, inputs: Sequence[Array], seconds: list[float] | None = None) -> list[Array]:
+        """The outputs, in fresh arrays. `inputs` are contiguous, aligned and of the Program's shapes.
+
+        seconds: gets the time of each step, in the Program's order.
+        """
+        bases = self._bases
+        for index, array in enumerate(inputs, 2):
+            bases[index] = address(array)
+        outputs: list[Any] = [layout and empty(*layout) for layout in self._layout]
+        for index, array in enumerate(outputs, self._first_output):
+            bases[index] = None if array is None else address(array)
+        for segment in self.loaded.segments:
+            if isinstance(segment, IslandStep):
+                start = time.perf_counter()
+                self._run_island(segment, inputs, outputs)
+                if seconds is not None:
+                    seconds.append(time.perf_counter() - start)
+            elif seconds is None:
+                self.loaded.run(self._pool, *segment, bases, None)
+            else:
+                times = np.empty(segment[1] - segment[0] + 1, np.int64)
+                self.loaded.run(self._pool, *segment, bases, address(times))
+                seconds.extend(np.diff(times) * 1e-9)
+        return outputs
+
+    def _run_island(self, step: IslandStep, inputs: Sequence[Array], outputs: list[Any]) -> None:
+        session = self.loaded.islands.get(step.model, self.threads)
+        feeds = {spec.name: self._at(spec, place, inputs, outputs) for spec, place in step.inputs}
+        results = session.run([spec.name for spec, _ in step.outputs], feeds)
+        for (spec, place), result in zip(step.outputs, results, strict=True):
+            if is_data_dependent(spec):
+                outputs[place.index] = result
+            elif result.shape != spec.shape:
+                raise RuntimeError(
+                    f"{step.label}: {spec.name!r} came as {result.shape}, expected {spec.shape}"
+                )
+            else:
+                self._at(spec, place, inputs, outputs)[...] = result
+
+    def _at(self, spec: TensorSpec, place: Address, inputs: Sequence[Array], outputs: list[Any]) -> Array:
+        """The tensor at an address, as an array over that memory."""
+        blocks: dict[str, Sequence[Any]] = {
+            "arena": (self.arena,),
+            "weights": (self.loaded.weights,),
+            "input": inputs,
+            "output": outputs,
+        }
+        block: Array = blocks[place.space][place.index]
+        if is_data_dependent(spec):
+            return block
+        flat = block.reshape(-1).view(np.uint8)
+        return np.ndarray(spec.shape, numpy_dtype(spec.dtype), flat.data, place.offset)
+
+    def close(self) -> None:
+        """End the threads. The context can't be used after that."""
+        self._finalizer()
+
+
+def _destroy(loaded: LoadedProgram, pool: int) -> None:
+    loaded.destroy_pool(pool)
+
+
+class ContextPool:
+    """The contexts of a module: each call takes one, so that several threads may call at once.
+
+    At most `max_idle` wait for the next call, over all Programs of the module; the longest unused goes first.
+    """
+
+    def __init__(self, threads: int, max_idle: int | None = None) -> None:
+        self.threads = threads
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.max_idle = max_idle or max(2, cores // threads)
+        self._idle: list[ExecutionContext] = []
+        self._lock = threading.Lock()
+        forks.watch(self)
+
+    def run(
+        self, loaded: LoadedProgram, inputs: Sequence[Array], seconds: list[float] | None = None
+    ) -> list[Array]:
+        context = self._take(loaded)
+        try:
+            return context.run(inputs, seconds)
+        finally:
+            self._give(context)
+
+    def _take(self, loaded: LoadedProgram) -> ExecutionContext:
+        with self._lock:
+            for index in range(len(self._idle) - 1, -1, -1):
+                if self._idle[index].loaded is loaded:
+                    return self._idle.pop(index)
+        return ExecutionContext(loaded, self.threads)
+
+    def _give(self, context: ExecutionContext) -> None:
+        with self._lock:
+            self._idle.append(context)
+            surplus = self._idle.pop(0) if len(self._idle) > self.max_idle else None
+        if surplus is not None:
+            surplus.close()
+
+    def forget(self, loaded: LoadedProgram) -> None:
+        """End the idle contexts of a Program that the module no longer keeps."""
+        with self._lock:
+            gone = [context for context in self._idle if context.loaded is loaded]
+            self._idle = [context for context in self._idle if context.loaded is not loaded]
+        for context in gone:
+            context.close()
+
+    def after_fork(self) -> None:
+        # The parent's threads are not here, and another thread may have held the lock.
+        self._lock = threading.Lock()
+        self._idle = []

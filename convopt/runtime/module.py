@@ -1,0 +1,104 @@
+"""CompiledModule: what `convopt.optimize` and `convopt.load` return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from convopt.errors import InputError
+from convopt.runtime.execution import ContextPool
+from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.program import Placement
+from convopt.runtime.programs import ProgramCache, ShapeKey
+from convopt.runtime.signature import TensorInfo, as_array, check_shapes, gather
+
+Array = np.ndarray[Any, Any]
+CompileShapes = Callable[[dict[str, tuple[int, ...]]], LoadedProgram]
+
+
+class CompiledModule:
+    """A model, compiled. Call it with arrays in the model's order or by name; any number of threads may.
+
+    One output comes as an array, several as a tuple in the model's order; they are fresh memory that belongs
+    to the caller. Inputs are numpy arrays or anything with `__dlpack__`, and are never written to.
+
+        loaded = LoadedProgram(program, link(objects), weights, islands)
+        module = CompiledModule([loaded], threads=2)
+
+    programs: compiled Programs, one per set of input shapes; at least one unless `compile_shapes` is given.
+    threads: how many run a kernel, the caller counted; islands get as many.
+    inputs, outputs: the boundary with its dynamic dims; by default that of the first Program, all static.
+    compile_shapes: makes the Program of input shapes not met before; without it such a call is an InputError.
+    max_programs: how many Programs are kept (all of `programs` are).
+    max_idle: how many idle arenas with their threads are kept; by default enough to use all cores.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[LoadedProgram],
+        *,
+        threads: int,
+        precision: str = "fp32",
+        target: str = "cpu",
+        inputs: Sequence[TensorInfo] | None = None,
+        outputs: Sequence[TensorInfo] | None = None,
+        compile_shapes: CompileShapes | None = None,
+        max_programs: int = 8,
+        max_idle: int | None = None,
+    ) -> None:
+        if threads < 1:
+            raise InputError(f"threads must be at least 1, got {threads}")
+        if not programs and (compile_shapes is None or inputs is None or outputs is None):
+            raise ValueError("without a Program, inputs, outputs and compile_shapes are needed")
+        self.threads = threads
+        self.precision = precision
+        self.target = target
+        self.inputs = tuple(inputs or map(TensorInfo.of, programs[0].program.inputs))
+        self.outputs = tuple(outputs or map(TensorInfo.of, programs[0].program.outputs))
+        self._contexts = ContextPool(threads, max_idle)
+        self._programs = ProgramCache(programs, max_programs, self._contexts.forget)
+        self._compile_shapes = compile_shapes
+
+    def __call__(self, *inputs: Any, **named: Any) -> Array | tuple[Array, ...]:
+        results = self._run(gather(self.inputs, inputs, named))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The outputs by name, of inputs by name."""
+        results = self._run(gather(self.inputs, (), inputs))
+        return dict(zip((info.name for info in self.outputs), results, strict=True))
+
+    def _run(self, values: Sequence[Any]) -> list[Array]:
+        arrays = [as_array(info, value) for info, value in zip(self.inputs, values, strict=True)]
+        return self._contexts.run(self._program(tuple(array.shape for array in arrays)), arrays)
+
+    def _program(self, shapes: ShapeKey) -> LoadedProgram:
+        loaded = self._programs.find(shapes)
+        if loaded is not None:
+            return loaded
+        check_shapes(self.inputs, shapes)
+        return self._programs.get(shapes, lambda: self._make(shapes))
+
+    def _make(self, shapes: ShapeKey) -> LoadedProgram:
+        names = [info.name for info in self.inputs]
+        if self._compile_shapes is None:
+            have = "; ".join(
+                ", ".join(f"{spec.name}: {spec.shape}" for spec in loaded.program.inputs)
+                for loaded in self._programs.values()
+            )
+            wanted = ", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True))
+            raise InputError(f"no kernels for the shapes {wanted}; this module was compiled for {have}")
+        return self._compile_shapes(dict(zip(names, shapes, strict=True)))
+
+    @property
+    def programs(self) -> list[LoadedProgram]:
+        """The Programs there are, the most recently used last."""
+        return self._programs.values()
+
+    @property
+    def placement(self) -> tuple[Placement, ...]:
+        """Where each node of the optimized model runs, in the most recently used Program."""
+        programs = self.programs
+        return programs[-1].program.placement if programs else ()
