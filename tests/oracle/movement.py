@@ -77,7 +77,7 @@ def pad(
     if mode == "constant":
         fill = constant_value if np.size(constant_value) and np.any(constant_value) else value
         return np.pad(x, amounts, constant_values=np.asarray(fill, x.dtype).item())
-    return np.pad(x, amounts, mode={"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode])
+    return np.pad(x, amounts, mode=mode)
 
 
 def transpose(x: np.ndarray, *, perm: Sequence[int] | None = None) -> np.ndarray:
@@ -123,7 +123,7 @@ def gather(x: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
 
 
 def depth_to_space(x: np.ndarray, *, blocksize: int, mode: str = "DCR") -> np.ndarray:
-    """[N, C, H, W] -> [N, C / b², H * b, W * b]: the block index is the slow (DCR) or fast (CRD) part of C."""
+    """[N, C, H, W] -> [N, C / b², H * b, W * b]: the block index is the slow (DCR) or fast (CRD) part."""
     n, c, h, w = x.shape
     b, depth = blocksize, c // blocksize**2
     if mode == "DCR":
