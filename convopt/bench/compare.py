@@ -10,6 +10,7 @@ import numpy as np
 
 from convopt.bench.cases import ConvCase, Layout, conv_model
 from convopt.bench.engines import Engine, Settings, Unavailable, onnxruntime_call
+from convopt.bench.inputs import random_array
 from convopt.bench.protocol import Timing, time_in_turn
 from convopt.errors import ConvoptError, ModelError
 
@@ -83,23 +84,6 @@ def max_error(outputs: Sequence[np.ndarray[Any, Any]], reference: Sequence[np.nd
     return worst
 
 
-def random_inputs(
-    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, Any], seed: int = 0
-) -> dict[str, Any]:
-    """Standard normal floats, integers 0 to 9, booleans: one array for each name."""
-    rng = np.random.default_rng(seed)
-    arrays: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        dtype = np.dtype(dtypes[name])
-        if dtype.kind == "b":
-            arrays[name] = rng.integers(0, 2, shape).astype(bool)
-        elif dtype.kind in "iu":
-            arrays[name] = rng.integers(0, 10, shape).astype(dtype)
-        else:
-            arrays[name] = rng.standard_normal(shape).astype(dtype)
-    return arrays
-
-
 def compare_model(
     name: str,
     model: onnx.ModelProto,
@@ -121,7 +105,7 @@ def compare_case(
     case: ConvCase, count: int, engines: Mapping[str, Engine], settings: Settings, seconds: float
 ) -> CaseResult:
     """One convolution, end to end and native, against one reference."""
-    x = random_inputs({"x": (case.n, case.c, case.h, case.w)}, {"x": np.float32})["x"]
+    x = random_array((case.n, case.c, case.h, case.w), np.float32, np.random.default_rng(0))
     models: dict[Layout, Any] = {layout: conv_model(case, layout) for layout in ("NCHW", "NHWC")}
     inputs: dict[Layout, Any] = {
         "NCHW": {"x": x},

@@ -1,0 +1,137 @@
+"""The form of a subcommand and the arguments that several of them share.
+
+Modules here import nothing heavy at their top: help must answer in under 0.3 s, so tvm, onnx, onnxruntime and
+even numpy are imported inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convopt.errors import InputError
+
+Document = dict[str, Any]
+ReportProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand.
+
+    fields: the paths in its JSON document, each with what stands there; part of the help. `a[]` is each
+        element of the list a, `a{}` each value of the object a, whose keys are names.
+    run: does the work and returns the document. show: prints the document for people.
+    """
+
+    name: str
+    help: str
+    description: str
+    fields: Mapping[str, str]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, ReportProgress], Document]
+    show: Callable[[Document], None]
+
+
+def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command that optimizes a model takes."""
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME:D,D,...",
+        help="the shape of an input, e.g. x:1,3,224,224; once for each input with dynamic dims",
+    )
+    parser.add_argument("--target", default="cpu", help="cpu (this machine's) or a name that `targets` lists")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="of the inside")
+    parser.add_argument(
+        "--threads", type=positive, help="cores that the module uses (default: all usable ones)"
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="PASS", help="leave a pass out; repeatable"
+    )
+    parser.add_argument("--cache-dir", metavar="DIR", help="where compiled kernels are kept")
+
+
+def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments above as keywords of `convopt.optimize`."""
+    options: dict[str, Any] = {
+        "shapes": parse_shapes(arguments.shape) or None,
+        "target": arguments.target,
+        "precision": arguments.precision,
+        "skip": tuple(arguments.skip),
+    }
+    if arguments.threads is not None:
+        options["threads"] = arguments.threads
+    if arguments.cache_dir is not None:
+        options["cache_dir"] = arguments.cache_dir
+    return options
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+positive.__name__ = "positive integer"  # argparse names the type in its message
+
+
+def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """`x:1,3,224,224` as {"x": (1, 3, 224, 224)}; a scalar is `x:`. The name may contain colons."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, colon, dims = text.rpartition(":")
+        if not colon or not name:
+            raise InputError(f"--shape {text}: expected NAME:D,D,..., e.g. x:1,3,224,224")
+        if name in shapes:
+            raise InputError(f"--shape {text}: {name!r} has a shape already")
+        try:
+            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
+        except ValueError:
+            raise InputError(f"--shape {text}: dims must be integers") from None
+        if any(dim < 0 for dim in shape):
+            raise InputError(f"--shape {text}: dims must not be negative")
+        shapes[name] = shape
+    return shapes
+
+
+def output_path(text: str, suffixes: tuple[str, ...]) -> Path:
+    """The path of a file to write, checked before any work is done."""
+    path = Path(text)
+    if path.suffix not in suffixes:
+        raise InputError(f"-o {text}: expected a file name that ends in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise InputError(f"-o {text}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InputError(f"-o {text}: is a folder")
+    return path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`: takes its place when the block succeeds, vanishes when it fails."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The process's umask; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,79 @@
+"""`convopt targets`: the devices that convopt knows, and the one it runs on."""
+
+from __future__ import annotations
+
+import argparse
+
+from convopt.cli.command import Command, Document, ReportProgress
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # nothing beyond what every command takes
+
+
+def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    from convopt.targets.cpu import BY_NAME, host_cpu, usable_cores
+
+    del arguments, progress
+    host = host_cpu()
+    return {
+        "command": "targets",
+        "host": host.name,
+        "cores": usable_cores(),
+        "targets": [
+            {
+                "name": target.name,
+                "triple": target.triple,
+                "vector_bits": 8 * target.vector_bytes,
+                "vector_registers": target.vector_registers,
+                "l1": target.l1,
+                "l2": target.l2,
+                "l3": target.l3,
+                "host": target.mcpu == host.mcpu,
+            }
+            # The host's own caches are read from the machine, the others' are declared.
+            for target in (host if t.mcpu == host.mcpu else t for t in BY_NAME.values())
+        ],
+    }
+
+
+def _show(document: Document) -> None:
+    from convopt.report.tables import Column, print_line, print_table
+
+    columns = [Column("target"), Column("triple"), Column("vector", True), Column("registers", True)]
+    columns += [Column("L1", True), Column("L2", True), Column("L3", True), Column("")]
+    rows = [
+        (
+            t["name"],
+            t["triple"],
+            f"{t['vector_bits']} bit",
+            str(t["vector_registers"]),
+            *(f"{t[level] >> 10} KiB" for level in ("l1", "l2", "l3")),
+            "this machine" if t["host"] else "",
+        )
+        for t in document["targets"]
+    ]
+    print_table("targets", columns, rows)
+    print_line(f"{document['cores']} usable cores")
+
+
+COMMAND = Command(
+    name="targets",
+    help="the devices that convopt knows",
+    description="The devices that convopt generates code for, with the numbers that its choices rest on.",
+    fields={
+        "host": "name of this machine's target",
+        "cores": "cores that this process may use",
+        "targets[].name": "what --target takes",
+        "targets[].triple": "the code generator's name of the platform",
+        "targets[].vector_bits": "width of a vector register",
+        "targets[].vector_registers": "how many there are",
+        "targets[].l1": "bytes of a core's data cache",
+        "targets[].l2": "bytes of a core's second cache",
+        "targets[].l3": "bytes of the shared cache",
+        "targets[].host": "whether it is this machine's",
+    },
+    add_arguments=_add_arguments,
+    run=_run,
+    show=_show,
+)
