@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from convopt.runtime import forks
-from convopt.runtime.loaded import LoadedProgram, is_data_dependent, numpy_dtype
+from convopt.runtime.loaded import LoadedProgram, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import address, allocate, empty
 from convopt.runtime.program import Address, IslandStep, TensorSpec
 
@@ -52,7 +52,7 @@ class ExecutionContext:
         self._bases[0] = address(self.arena)
         self._bases[1] = address(loaded.weights)
         self._layout = [
-            None if is_data_dependent(spec) else (spec.shape, numpy_dtype(spec.dtype))
+            None if is_data_dependent(spec) else (spec.shape, numpy_dtype(spec.dtype), nbytes(spec))
             for spec in program.outputs
         ]
 
@@ -64,9 +64,10 @@ class ExecutionContext:
         bases = self._bases
         for index, array in enumerate(inputs, 2):
             bases[index] = address(array)
-        outputs: list[Any] = [layout and empty(*layout) for layout in self._layout]
-        for index, array in enumerate(outputs, self._first_output):
-            bases[index] = None if array is None else address(array)
+        outputs: list[Any] = [None] * len(self._layout)
+        for index, layout in enumerate(self._layout):
+            if layout is not None:
+                outputs[index], bases[self._first_output + index] = empty(*layout)
         for segment in self.loaded.segments:
             if isinstance(segment, IslandStep):
                 start = time.perf_counter()

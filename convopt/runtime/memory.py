@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,19 @@ def allocate(nbytes: int) -> Bytes:
     return _aligned(np.frombuffer(block, np.uint8), nbytes, HUGE_PAGE)
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An uninitialised array at a 64-byte boundary (numpy's lie at 16: vector stores would straddle lines)."""
-    nbytes = prod(shape) * dtype.itemsize
-    return _aligned(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes, ALIGNMENT).view(dtype).reshape(shape)
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> tuple[np.ndarray[Any, Any], int]:
+    """An uninitialised array of `nbytes` at a 64-byte boundary, and its address.
+
+    numpy's own arrays are aligned to 16 bytes only: each vector store would straddle two cache lines.
+    """
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = address(block)
+    skip = -start % ALIGNMENT
+    return np.ndarray(shape, dtype, block.data, skip), start + skip
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    pointer: int = array.__array_interface__["data"][0]  # a third of the time of `.ctypes.data`
+    pointer: int = array.__array_interface__["data"][0]  # faster than `.ctypes.data`
     return pointer
 
 

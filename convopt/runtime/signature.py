@@ -35,8 +35,10 @@ class TensorInfo:
         return f"({inside},)" if len(self.shape) == 1 else f"({inside})"
 
 
-def gather(inputs: Sequence[TensorInfo], positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+def gather(inputs: Sequence[TensorInfo], positional: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
     """A call's arguments in the model's order. InputError for excess, unknown, doubled or missing ones."""
+    if not named and len(positional) == len(inputs):
+        return positional
     names = [info.name for info in inputs]
     if len(positional) > len(names):
         raise InputError(f"{len(positional)} inputs given, the model has {len(names)}: {', '.join(names)}")
@@ -64,7 +66,7 @@ def as_array(info: TensorInfo, value: Any) -> Array:
         raise InputError(f"input {info.name!r}: expected dtype {info.dtype}, got {array.dtype}")
     if array.ndim != len(info.shape):
         raise InputError(
-            f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got {array.ndim}: {array.shape}"
+            f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got shape {array.shape}"
         )
     flags = array.flags
     if flags.c_contiguous and flags.aligned:
