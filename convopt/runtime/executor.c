@@ -8,7 +8,8 @@
  * part in the step does it and stores that order in its own `finished`, which the caller waits for. A worker
  * without a part (fewer tasks than threads) needs no answer and may be late: all that it reads then is the step
  * table, which outlives the pool. Workers poll for a while after the last launch, then sleep on a condition
- * variable; who waits long gives up its time slice, so more threads than cores still make progress.
+ * variable. Who waits long gives up its time slice, and at once if the one it waits for sits on the same core:
+ * a busy machine, or more threads than cores, costs some us per launch and not a time slice.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -55,8 +56,9 @@ struct step {
     int32_t tasks;
 };
 
-struct worker {
+struct member {
     alignas(CACHE_LINE) _Atomic uint64_t finished;
+    _Atomic int core; /* where it ran when it last looked */
     struct pool *pool;
     pthread_t thread;
     int index;
@@ -68,7 +70,7 @@ struct pool {
     _Atomic int running;
     alignas(CACHE_LINE) const struct step *steps;
     void *const *bases;
-    struct worker *workers; /* [threads]; entry 0 is the caller's and has no thread */
+    struct member *members; /* [threads]; 0 is the caller */
     char *scratch;
     size_t scratch_stride;
     int threads;
@@ -90,6 +92,14 @@ static int64_t nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int current_core(void) {
+#ifdef __linux__
+    return sched_getcpu();
+#else
+    return -1;
+#endif
 }
 
 /* ---- one step ---- */
@@ -176,8 +186,11 @@ static void sleep_until_changed(struct pool *pool, uint64_t seen) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-/* Wait until `*word` is no longer `seen`; with `may_sleep`, asleep after a while. Returns the new value. */
-static uint64_t wait_for_change(struct pool *pool, _Atomic uint64_t *word, uint64_t seen, int may_sleep) {
+/* Member `self` waits until `other` has changed `*word` from `seen`; with `may_sleep`, asleep after a while.
+ * Returns the new value. */
+static uint64_t wait_for_change(struct member *self, struct member *other, _Atomic uint64_t *word, uint64_t seen,
+                                int may_sleep) {
+    struct pool *pool = self->pool;
     int64_t start = 0;
     for (unsigned poll = 1;; poll++) {
         uint64_t value = atomic_load_explicit(word, memory_order_acquire);
@@ -188,20 +201,23 @@ static uint64_t wait_for_change(struct pool *pool, _Atomic uint64_t *word, uint6
             continue;
         int64_t now = nanoseconds();
         start = start ? start : now;
+        int core = current_core();
+        atomic_store_explicit(&self->core, core, memory_order_relaxed);
+        int in_the_way = core >= 0 && core == atomic_load_explicit(&other->core, memory_order_relaxed);
         int running = atomic_load_explicit(&pool->running, memory_order_relaxed);
         if (may_sleep && now - start > (running ? SLEEP_IN_RUN : SLEEP_AFTER))
             sleep_until_changed(pool, seen);
-        else if (now - start >= pool->yield_after)
+        else if (in_the_way || now - start >= pool->yield_after)
             sched_yield();
     }
 }
 
 static void *work(void *argument) {
-    struct worker *self = argument;
+    struct member *self = argument;
     struct pool *pool = self->pool;
     uint64_t order = 0;
     for (;;) {
-        order = wait_for_change(pool, &pool->order, order, 1);
+        order = wait_for_change(self, &pool->members[0], &pool->order, order, 1);
         uint64_t index = order & STEP_MASK;
         if (index == STEP_STOP)
             return NULL;
@@ -229,12 +245,12 @@ EXPORT void convopt_pool_destroy(struct pool *pool) {
     if (pool->owner == getpid()) {
         publish(pool, STEP_STOP);
         for (int i = 1; i < pool->threads; i++)
-            pthread_join(pool->workers[i].thread, NULL);
+            pthread_join(pool->members[i].thread, NULL);
         pthread_cond_destroy(&pool->wake);
         pthread_mutex_destroy(&pool->mutex);
     }
     free(pool->scratch);
-    free(pool->workers);
+    free(pool->members);
     free(pool);
 }
 
@@ -273,13 +289,13 @@ EXPORT struct pool *convopt_pool_create(const struct step *steps, int threads, i
     /* A line between two threads' scratch keeps the prefetcher of one off the other's. */
     pool->scratch_stride = ((size_t)scratch + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE + CACHE_LINE;
     pool->scratch = scratch ? allocate(pool->scratch_stride * (size_t)threads) : NULL;
-    pool->workers = allocate(sizeof *pool->workers * (size_t)threads);
-    if (!pool->workers || (scratch && !pool->scratch)) {
+    pool->members = allocate(sizeof *pool->members * (size_t)threads);
+    if (!pool->members || (scratch && !pool->scratch)) {
         convopt_pool_destroy(pool);
         errno = ENOMEM;
         return NULL;
     }
-    memset(pool->workers, 0, sizeof *pool->workers * (size_t)threads);
+    memset(pool->members, 0, sizeof *pool->members * (size_t)threads);
 
     /* Signals belong to the application's threads, except for those that a thread brings on itself. */
     sigset_t foreign, before;
@@ -290,10 +306,14 @@ EXPORT struct pool *convopt_pool_create(const struct step *steps, int threads, i
     sigdelset(&foreign, SIGILL);
     pthread_sigmask(SIG_SETMASK, &foreign, &before);
     int error = 0;
-    for (int i = 1; i < threads && !error; i++) {
-        pool->workers[i].pool = pool;
-        pool->workers[i].index = i;
-        error = pthread_create(&pool->workers[i].thread, NULL, work, &pool->workers[i]);
+    for (int i = 0; i < threads && !error; i++) {
+        struct member *member = &pool->members[i];
+        member->pool = pool;
+        member->index = i;
+        member->core = -1;
+        if (i == 0)
+            continue;
+        error = pthread_create(&member->thread, NULL, work, member);
         pool->threads += !error;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -309,6 +329,7 @@ EXPORT struct pool *convopt_pool_create(const struct step *steps, int threads, i
  * end of each step. One run at a time per pool. */
 EXPORT void convopt_run(struct pool *pool, int32_t first, int32_t last, void *const *bases, int64_t *times) {
     pool->bases = bases;
+    atomic_store_explicit(&pool->members[0].core, current_core(), memory_order_relaxed);
     atomic_store_explicit(&pool->running, 1, memory_order_relaxed);
     if (atomic_load_explicit(&pool->sleepers, memory_order_relaxed))
         publish(pool, STEP_WAKE); /* they wake while the caller does what comes before the first launch */
@@ -323,9 +344,10 @@ EXPORT void convopt_run(struct pool *pool, int32_t first, int32_t last, void *co
             uint64_t order = publish(pool, (uint64_t)index);
             run_part(pool, step, 0, parts);
             for (int i = 1; i < parts; i++) {
-                uint64_t finished = atomic_load_explicit(&pool->workers[i].finished, memory_order_acquire);
+                struct member *other = &pool->members[i];
+                uint64_t finished = atomic_load_explicit(&other->finished, memory_order_acquire);
                 while (finished != order)
-                    finished = wait_for_change(pool, &pool->workers[i].finished, finished, 0);
+                    finished = wait_for_change(&pool->members[0], other, &other->finished, finished, 0);
             }
         }
         if (times)

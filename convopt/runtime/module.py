@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from convopt.errors import InputError
+from convopt.runtime.artifact import save
 from convopt.runtime.execution import ContextPool
 from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.profile import Profile, of_runs
 from convopt.runtime.program import Placement
 from convopt.runtime.programs import ProgramCache, ShapeKey
 from convopt.runtime.signature import TensorInfo, as_array, check_shapes, gather
+from convopt.runtime.summary import summarize
 
 Array = np.ndarray[Any, Any]
 CompileShapes = Callable[[dict[str, tuple[int, ...]]], LoadedProgram]
@@ -71,8 +75,12 @@ class CompiledModule:
         return dict(zip((info.name for info in self.outputs), results, strict=True))
 
     def _run(self, values: Sequence[Any]) -> list[Array]:
+        arrays, loaded = self._prepare(values)
+        return self._contexts.run(loaded, arrays)
+
+    def _prepare(self, values: Sequence[Any]) -> tuple[list[Array], LoadedProgram]:
         arrays = [as_array(info, value) for info, value in zip(self.inputs, values, strict=True)]
-        return self._contexts.run(self._program(tuple(array.shape for array in arrays)), arrays)
+        return arrays, self._program(tuple(array.shape for array in arrays))
 
     def _program(self, shapes: ShapeKey) -> LoadedProgram:
         loaded = self._programs.find(shapes)
@@ -91,6 +99,23 @@ class CompiledModule:
             wanted = ", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True))
             raise InputError(f"no kernels for the shapes {wanted}; this module was compiled for {have}")
         return self._compile_shapes(dict(zip(names, shapes, strict=True)))
+
+    def profile(self, *inputs: Any, runs: int = 10, **named: Any) -> Profile:
+        """The median time of each step over `runs` runs after one that warms up; `str()` of it is a table."""
+        arrays, loaded = self._prepare(gather(self.inputs, inputs, named))
+        times: list[list[float]] = []
+        for _ in range(runs + 1):
+            times.append([])
+            self._contexts.run(loaded, arrays, times[-1])
+        return of_runs(loaded.program, times[1:])
+
+    def summary(self) -> str:
+        """What was compiled and how, what fell back and why (a line each), memory: text for people."""
+        return summarize(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all Programs there are to one file for `convopt.load`. ArtifactError where that fails."""
+        save(self, path)
 
     @property
     def programs(self) -> list[LoadedProgram]:

@@ -35,7 +35,9 @@ class TensorInfo:
         return f"({inside},)" if len(self.shape) == 1 else f"({inside})"
 
 
-def gather(inputs: Sequence[TensorInfo], positional: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+def gather(
+    inputs: Sequence[TensorInfo], positional: Sequence[Any], named: Mapping[str, Any]
+) -> Sequence[Any]:
     """A call's arguments in the model's order. InputError for excess, unknown, doubled or missing ones."""
     if not named and len(positional) == len(inputs):
         return positional

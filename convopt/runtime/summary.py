@@ -1,0 +1,64 @@
+"""A module in words: what was compiled and how, what fell back and why, and its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.program import IslandStep, Placement
+
+if TYPE_CHECKING:
+    from convopt.runtime.module import CompiledModule
+
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
+def schedule_name(placement: Placement) -> str:
+    """The schedule's name without its configuration: "ConvDirect(block=6)" is ConvDirect."""
+    words = placement.detail.split("(")[0].split()
+    return words[0] if words else "unnamed"
+
+
+def summarize(module: CompiledModule) -> str:
+    """The text of `CompiledModule.summary`: the boundary, then each Program."""
+    threads = f"{module.threads} thread{'s' if module.threads > 1 else ''}"
+    lines = [f"compiled for {module.target}, {module.precision}, {threads}"]
+    for title, tensors in (("input", module.inputs), ("output", module.outputs)):
+        lines += [f"  {title} {info.name}: {info.dtype} {info.dims}" for info in tensors]
+    programs = module.programs
+    if not programs:
+        lines.append("nothing compiled yet: the shapes come with the first call")
+    for loaded in programs:
+        lines += _program(loaded)
+    return "\n".join(lines)
+
+
+def _program(loaded: LoadedProgram) -> list[str]:
+    program = loaded.program
+    convolutions = [place for place in program.placement if place.op in CONVOLUTIONS]
+    compiled = [place for place in convolutions if place.where == "compiled"]
+    schedules = Counter(schedule_name(place) for place in compiled)
+    how = ", ".join(f"{count} {name}" for name, count in schedules.most_common())
+    islands = sum(isinstance(step, IslandStep) for step in program.steps)
+    where = Counter(place.where for place in program.placement)
+    shapes = ", ".join(f"{spec.name} {spec.shape}" for spec in program.inputs)
+    lines = [
+        f"program for {shapes or 'no inputs'}",
+        f"  convs compiled: {len(compiled)} of {len(convolutions)}" + (f" ({how})" if how else ""),
+        f"  nodes: {where['compiled']} compiled, {where['view']} views, {where['folded']} folded, "
+        f"{where['fallback']} fallback",
+        f"  steps: {len(program.steps) - islands} kernels, {islands} islands",
+        f"  memory: arena {_size(program.arena_bytes)} for {_size(program.live_bytes)} live at once, "
+        f"weights {_size(loaded.weights.nbytes)}, code {_size(len(loaded.image))}",
+    ]
+    for place in program.placement:
+        if place.where == "fallback":
+            lines.append(f"  fallback {place.op} {place.node}: {place.detail}")
+    return lines
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 1 << 20:
+        return f"{nbytes / (1 << 10):.1f} KiB"
+    return f"{nbytes / (1 << 20):.1f} MiB"
