@@ -23,7 +23,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from convopt.schedules.base import Estimate
-from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias, pack_weight
 
 if TYPE_CHECKING:
     from convopt.targets import Target
@@ -114,7 +114,8 @@ class DirectConv:
         lanes = target.lanes
         axes = position_axes(problem)
         rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent
-        features = -(-problem.features // (self.vectors * lanes)) * self.vectors
+        # Vectors without a channel in the last tile are never computed: the compiler sees that.
+        features = -(-problem.features // lanes)
         per_row = rows * width if self.flat else width
         tiles = -(-per_row // self.pixels)
         # Balanced tiles: their pixels are all used, what is lost are slots of the pipeline when a tile is small.
@@ -148,6 +149,12 @@ class DirectConv:
         positions = prod(a.extent for a in axes)
         rows = -(-positions // self.pixels) if self.flat else positions // axes[-1].extent
         return rows, -(-problem.features // (self.vectors * target.lanes))
+
+    def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
+        """The constant operands made from weight (g, k, c, kd, kh, kw) and bias (g, k)."""
+        tile = self.vectors * target.lanes
+        packed = [pack_weight(weight, self.channel_block, tile)]
+        return packed if bias is None else [*packed, pack_bias(bias, tile)]
 
     def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:
         from convopt.schedules.primitives.conv_tiles import direct_kernel

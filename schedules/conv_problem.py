@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from convopt.schedules.base import TensorView
 from convopt.schedules.primitives.expression import Expression
 
 Triple = tuple[int, int, int]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,7 @@ class ConvProblem:
         return (self.x, weight, *((weight,) if self.bias else ()), *self.others, self.y)
 
 
-def pack_weight(
-    weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], channel_block: int, tile: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def pack_weight(weight: Array, channel_block: int, tile: int) -> Array:
     """(g, k, c, kd, kh, kw) to (g, k/tile, c/channel_block, kd, kh, kw, channel_block, tile), k padded by zeros.
 
     A kernel then reads one contiguous panel from beginning to end for each tile of pixels.
@@ -89,9 +89,7 @@ def pack_weight(
     return np.ascontiguousarray(split.transpose(0, 1, 3, 5, 6, 7, 4, 2))
 
 
-def pack_bias(
-    bias: np.ndarray[tuple[int, ...], np.dtype[np.float32]], tile: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def pack_bias(bias: Array, tile: int) -> Array:
     """(g, k) to (g, k rounded up to the tile), zeros at the end."""
     g, k = bias.shape
     padded = np.zeros((g, -(-k // tile) * tile), np.float32)

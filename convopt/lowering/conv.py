@@ -1,0 +1,295 @@
+"""Conv, ConvTranspose, Gemm and MatMul groups to direct convolutions.
+
+A ConvTranspose of stride s is one ordinary convolution per residue of the output position modulo s: each output
+of a phase sees only every s-th tap, so no zeros are inserted and no product is computed for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import gcd, prod
+
+import numpy as np
+import onnx_ir as ir
+
+from convopt.ir.groups import body_of
+from convopt.ir.values import Array, attribute, constant, input_at, static_shape
+from convopt.lowering.base import Constant, KernelCall, LoweringContext, Operand, Refused
+from convopt.lowering.expressions import expression_of
+from convopt.schedules.base import TensorView
+from convopt.schedules.conv_problem import ConvProblem, Triple
+from convopt.schedules.primitives.expression import Expression, identity
+from convopt.selection.choose import choose_conv
+
+MOST_PHASES = 256
+
+
+def _triple(values: tuple[int, ...], fill: int) -> Triple:
+    """Three spatial entries, missing leading ones filled."""
+    a, b, c = (fill,) * (3 - len(values)) + tuple(values)
+    return a, b, c
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """A conv's attributes over three spatial dims."""
+
+    kernel: Triple
+    strides: Triple
+    dilations: Triple
+    begin: Triple
+    groups: int
+
+
+def _geometry(node: ir.Node) -> _Geometry:
+    weight = static_shape(node.inputs[1]) or ()
+    spatial = len(weight) - 2
+    pads = attribute(node, "pads") or (0,) * (2 * spatial)
+    return _Geometry(
+        _triple(tuple(weight[2:]), 1),
+        _triple(attribute(node, "strides") or (1,) * spatial, 1),
+        _triple(attribute(node, "dilations") or (1,) * spatial, 1),
+        _triple(tuple(pads[:spatial]), 0),
+        int(attribute(node, "group", 1)),
+    )
+
+
+def halo_of(group: ir.Node) -> tuple[tuple[int, int], ...]:
+    """How far beyond input 0 the group's kernels read, per dim of the input: (before, after) in elements."""
+    node = next(iter(body_of(group)))
+    rank = len(static_shape(group.inputs[0]) or ())
+    if node.op_type not in ("Conv", "ConvTranspose"):
+        return ((0, 0),) * rank
+    g = _geometry(node)
+    extents = _triple((static_shape(node.inputs[0]) or ())[2:], 1)
+    outputs = _triple((static_shape(node.outputs[0]) or ())[2:], 1)
+    result = []
+    for d in range(3):
+        before = after = 0
+        for taps, dilation, stride, pad, out in _dim_problems(g, d, outputs[d], node.op_type):
+            if taps and out:
+                before = max(before, pad)
+                after = max(after, (out - 1) * stride + (taps - 1) * dilation - pad - (extents[d] - 1))
+        result.append((max(before, 0), max(after, 0)))
+    return ((0, 0), (0, 0), *result[3 - (rank - 2) :])
+
+
+def _dim_problems(g: _Geometry, d: int, out: int, op: str) -> list[tuple[int, int, int, int, int]]:
+    """(taps, dilation, stride, begin pad, outputs) along dim d: one, or one per phase of a ConvTranspose."""
+    if op == "Conv":
+        return [(g.kernel[d], g.dilations[d], g.strides[d], g.begin[d], out)]
+    return [(p.taps, p.dilation, 1, p.pad, p.outputs) for p in _phases(g, d, out)]
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Outputs first, first + stride, ... of one dim: a convolution with the taps `order` of the kernel."""
+
+    first: int
+    outputs: int
+    order: tuple[int, ...]
+    dilation: int
+    pad: int
+
+    @property
+    def taps(self) -> int:
+        return len(self.order)
+
+
+def _phases(g: _Geometry, d: int, out: int) -> list[_Phase]:
+    """Output o gets input i through tap r where o + begin = i*stride + r*dilation.
+
+    For outputs o = first + q*stride the taps are those with r*dilation = first + begin (mod stride); with
+    r = r0 + j*stride/gcd, i = q + (first + begin - r0*dilation)/stride - j*dilation/gcd. Taken from the last
+    tap to the first, i grows: an ordinary convolution of dilation dilation/gcd.
+    """
+    stride, dilation, begin = g.strides[d], g.dilations[d], g.begin[d]
+    step = stride // gcd(stride, dilation)
+    phases = []
+    for first in range(min(stride, out)):
+        taps = [r for r in range(g.kernel[d]) if (first + begin - r * dilation) % stride == 0]
+        outputs = -(-(out - first) // stride)
+        shift = (first + begin - taps[-1] * dilation) // stride if taps else 0
+        phases.append(
+            _Phase(first, outputs, tuple(reversed(taps)), max(1, dilation * step // stride), -shift)
+        )
+    return phases
+
+
+def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
+    node = next(iter(body_of(group)))
+    if node.op_type in ("Gemm", "MatMul"):
+        from convopt.lowering.gemm import lower_gemm
+
+        return lower_gemm(group, context)
+    return lower_conv(group, context)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is computed on the sums, and with which further operands."""
+
+    expression: Expression
+    values: tuple[ir.Value, ...]
+
+
+def epilogue_of(group: ir.Node) -> Epilogue:
+    """The group's nodes behind the first, as an expression of the first's result and outer values."""
+    body = body_of(group)
+    first, *rest = body
+    if not rest:
+        return Epilogue(identity(), ())
+    outer = dict(zip(body.inputs, group.inputs, strict=True))
+    used = {v for n in rest for v in n.inputs if v is not None}
+    inner = [v for v in body.inputs if v in used]
+    expression = expression_of(rest, [first.outputs[0], *inner], list(body.outputs))
+    values = [outer[v] for v in inner]
+    assert all(v is not None for v in values)
+    return Epilogue(expression, tuple(v for v in values if v is not None))
+
+
+def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
+    body = body_of(group)
+    node = next(iter(body))
+    outer = dict(zip(body.inputs, group.inputs, strict=True))
+    x, output = outer[node.inputs[0]], group.outputs[0]
+    assert x is not None
+    g, epilogue = _geometry(node), epilogue_of(group)
+    weight, bias = _constant_of(outer, node, 1), _constant_of(outer, node, 2)
+    assert weight is not None
+    x_view = _grouped(context.views[x], g.groups)
+    y_view = _grouped(context.views[output], g.groups)
+    others = [_grouped(broadcast(context.views[v], output), g.groups) for v in epilogue.values]
+    weights = np.asarray(weight, np.float32)
+    if node.op_type == "Conv":
+        weights = weights.reshape(g.groups, -1, weights.shape[1], *g.kernel)
+        parts = [_Part(weights, g.strides, g.dilations, g.begin, y_view, 0, others, [0] * len(others))]
+    else:  # (c, k/g, ...) with c over all groups: to (g, k/g, c/g, ...)
+        weights = weights.reshape(g.groups, weights.shape[0] // g.groups, weights.shape[1], *g.kernel)
+        parts = _transposed_parts(g, weights.swapaxes(1, 2), y_view, others)
+    biases = None if bias is None else np.asarray(bias, np.float32).reshape(g.groups, -1)
+    operands = (x, *epilogue.values, output)
+    calls = []
+    for part in parts:
+        problem = ConvProblem(
+            x_view, part.y, part.kernel, part.strides, part.dilations, part.begin,
+            epilogue.expression, tuple(part.others), biases is not None,
+        )  # fmt: skip
+        offsets = (0, *part.other_offsets, part.y_offset)
+        calls.append(conv_call(problem, part.weights, biases, operands, offsets, context))
+    return calls
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One kernel's share of the outputs: all of a Conv, one phase of a ConvTranspose.
+
+    weights: (g, k, c, kd, kh, kw); y and the others see only these outputs, from the offsets on.
+    """
+
+    weights: Array
+    strides: Triple
+    dilations: Triple
+    begin: Triple
+    y: TensorView
+    y_offset: int
+    others: list[TensorView]
+    other_offsets: list[int]
+
+    @property
+    def kernel(self) -> Triple:
+        return _triple(self.weights.shape[3:], 1)
+
+
+def conv_call(
+    problem: ConvProblem,
+    weights: Array,
+    bias: Array | None,
+    operands: tuple[Operand, ...],
+    offsets: tuple[int, ...],
+    context: LoweringContext,
+) -> KernelCall:
+    """The chosen schedule on the problem, with its weights (g, k, c, kd, kh, kw) packed as it wants them."""
+    schedule = choose_conv(problem, context.target, context.threads)
+    packed = [Constant(a) for a in schedule.pack(problem, context.target, weights, bias)]
+    x, *others, y = operands
+    gaps = (0,) * len(packed)
+    kernel = "x".join(str(k) for k in problem.kernel[1:] if problem.kernel[0] == 1) or str(problem.kernel)
+    label = (
+        f"{kernel} s{problem.strides[2]} {problem.groups}x{problem.channels}->{problem.features} "
+        f"@{'x'.join(str(e) for e in problem.y.shape[1:5])} {schedule.name}"
+    )
+    return KernelCall(
+        schedule, problem, (x, *packed, *others, y), label, (offsets[0], *gaps, *offsets[1:])
+    )
+
+
+def _transposed_parts(
+    g: _Geometry, weights: Array, y: TensorView, others: list[TensorView]
+) -> list[_Part]:
+    dims = [_phases(g, d, y.shape[2 + d]) for d in range(3)]
+    if (count := prod(len(phases) for phases in dims)) > MOST_PHASES:
+        raise Refused(f"{count} output phases > {MOST_PHASES}")
+    parts = []
+    for phases in product(*dims):
+
+        def seen(view: TensorView, phases: tuple[_Phase, ...] = phases) -> tuple[TensorView, int]:
+            shape = (*view.shape[:2], *(p.outputs for p in phases), view.shape[5])
+            steps = (view.strides[2 + d] * g.strides[d] for d in range(3))
+            strides = (*view.strides[:2], *steps, view.strides[5])
+            offset = sum(p.first * view.strides[2 + d] for d, p in enumerate(phases))
+            return TensorView(shape, strides, view.dtype), offset
+
+        taps = weights[..., phases[0].order, :, :][..., phases[1].order, :][..., phases[2].order]
+        y_view, y_offset = seen(y)
+        seen_others = [seen(view) for view in others]
+        parts.append(
+            _Part(
+                taps,
+                (1, 1, 1),
+                _triple(tuple(p.dilation for p in phases), 1),
+                _triple(tuple(p.pad for p in phases), 0),
+                y_view,
+                y_offset,
+                [view for view, _ in seen_others],
+                [offset for _, offset in seen_others],
+            )
+        )
+    return parts
+
+
+def _constant_of(outer: dict[ir.Value, ir.Value | None], node: ir.Node, index: int) -> Array | None:
+    inner = input_at(node, index)
+    if inner is None:
+        return None
+    value = outer.get(inner, inner)
+    array = constant(value)
+    if array is None and value is not None and value.const_value is not None:
+        array = value.const_value.numpy()
+    if array is None:
+        raise Refused(f"{node.op_type}'s operand {index} is not constant")
+    return array
+
+
+def _grouped(view: TensorView, groups: int) -> TensorView:
+    """(n, c, spatial...) to (g, n, d, h, w, c/g)."""
+    shape, strides = view.shape, view.strides
+    per_group = shape[1] // groups
+    spatial = _triple(shape[2:], 1)
+    steps = _triple(strides[2:], 0)
+    return TensorView(
+        (groups, shape[0], *spatial, per_group),
+        (strides[1] * per_group, strides[0], *steps, strides[1]),
+        view.dtype,
+    )
+
+
+def broadcast(view: TensorView, like: ir.Value) -> TensorView:
+    """The view with the shape of `like` by ONNX's (numpy's) rule: stride 0 where it has one element."""
+    shape = static_shape(like) or ()
+    gap = len(shape) - len(view.shape)
+    extents = (1,) * gap + view.shape
+    strides = (0,) * gap + view.strides
+    steps = tuple(0 if e == 1 else s for e, s in zip(extents, strides, strict=True))
+    return TensorView(shape, steps, view.dtype)

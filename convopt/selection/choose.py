@@ -1,0 +1,41 @@
+"""Picks the schedule of a kernel: the cheapest by its own estimate among those that don't refuse."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from convopt.schedules.conv_depthwise import DepthwiseConv
+from convopt.schedules.conv_direct import DirectConv
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.targets import Target
+
+CONV_FAMILIES = (DepthwiseConv, DirectConv)
+
+
+def imbalance(tasks: int, threads: int) -> float:
+    """Time on `threads` threads that take equal numbers of tasks, against perfect division."""
+    return -(-tasks // threads) * threads / tasks
+
+
+@lru_cache(maxsize=4096)
+def choose_conv(problem: ConvProblem, target: Target, threads: int) -> Any:
+    """The cheapest schedule. DirectConv takes every problem whose output channels are contiguous.
+
+    Raises:
+        ValueError: no family takes the problem; the text has each one's reason.
+    """
+    best, best_seconds, refusals = None, float("inf"), []
+    for family in CONV_FAMILIES:
+        for schedule in family.space(problem, target):
+            reason = schedule.why_not(problem, target)
+            if reason is not None:
+                refusals.append(f"{family.name}: {reason}")
+                continue
+            seconds = schedule.cost(problem, target).seconds
+            seconds *= imbalance(schedule.tasks(problem, target), threads)
+            if seconds < best_seconds:
+                best, best_seconds = schedule, seconds
+    if best is None:
+        raise ValueError("; ".join(sorted(set(refusals))))
+    return best

@@ -1,0 +1,176 @@
+"""Cuts the graph into groups: each becomes one kernel, or one island that runs in onnxruntime.
+
+A group is a node of the "convopt" domain whose `body` is the graph of standard operators that it computes, so
+a group's meaning is its body, and expanding a lowered model is inlining. Elementwise operators join the
+convolution, product or elementwise operator before them as long as one value leaves the group.
+
+Before::
+
+    c = Conv<pads = [1, 1, 1, 1]>(x, w, b)
+    s = Sigmoid(c)
+    y = Mul(c, s)
+
+After::
+
+    y = convopt.Conv<body = (x, w, b) => (y) { c = Conv(x, w, b)  s = Sigmoid(c)  y = Mul(c, s) }>(x, w, b)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from convopt.ir.groups import DOMAIN, make_group
+from convopt.ir.values import static_shape
+from convopt.lowering.kinds import kind_of, why_not
+from convopt.passes.base import Note, PassContext, PassReport
+
+_EPILOGUE_KINDS = frozenset({"Conv", "Gemm", "Pointwise"})
+_MOST_NODES = 24  # per group: registers and compile time grow with each
+_MOST_INPUTS = 12  # a kernel's pointers are passed one by one
+
+
+@dataclass(frozen=True)
+class GroupKernels:
+    """refused: (node, reason) of nodes that must not be compiled, as later stages found out."""
+
+    name: ClassVar[str] = "group-kernels"
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def run(self, model: ir.Model, context: PassContext) -> PassReport:
+        graph = model.graph
+        nodes = [node for node in graph if node.domain != DOMAIN]
+        refused = dict(self.refused)
+        notes: list[Note] = []
+        kinds: dict[ir.Node, str] = {}
+        for node in nodes:
+            reason = refused.get(node.name or "") or why_not(node)
+            kinds[node] = "Island" if reason else kind_of(node)
+            if reason:
+                notes.append(Note(node.name or "", reason, refused=True))
+        grouping = _Grouping(nodes, kinds)
+        groups = grouping.kernels() + grouping.islands()
+        for kind, members in groups:
+            make_group(graph, kind, members)
+            if len(members) > 1 and kind != "Island":
+                joined = ", ".join(m.op_type for m in members[1:])
+                notes.append(Note(members[0].name or "", f"one kernel with {joined}"))
+        graph.sort()
+        return PassReport(len(groups), tuple(notes))
+
+
+@dataclass
+class _Grouping:
+    nodes: list[ir.Node]  # in topological order
+    kinds: dict[ir.Node, str]
+    taken: set[ir.Node] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+
+    def kernels(self) -> list[tuple[str, list[ir.Node]]]:
+        groups = []
+        # Convolutions and products choose their epilogues first: what is left becomes pointwise kernels. The
+        # later of two convolutions takes their sum: by then the other operand is ready.
+        anchors = [n for n in reversed(self.nodes) if self.kinds[n] in ("Conv", "Gemm")]
+        anchors += [n for n in self.nodes if self.kinds[n] not in ("Conv", "Gemm", "Island")]
+        for node in anchors:
+            if node in self.taken:
+                continue
+            kind = self.kinds[node]
+            members = self._grow(node) if kind in _EPILOGUE_KINDS else [node]
+            self.taken.update(members)
+            groups.append((kind, members))
+        return groups
+
+    def islands(self) -> list[tuple[str, list[ir.Node]]]:
+        """Fallback nodes of equal level form one island.
+
+        The level counts changes between compiled and fallback on the way from the inputs, so nothing compiled
+        can lie between two nodes of a level.
+        """
+        group_of: dict[ir.Node, int] = {}
+        level: dict[ir.Node, int] = {}
+        islands: dict[int, list[ir.Node]] = {}
+        del group_of
+        for node in self.nodes:
+            fallback = self.kinds[node] == "Island"
+            level[node] = max(
+                (
+                    level[p] + (fallback != (self.kinds[p] == "Island"))
+                    for p in _producers(node)
+                    if p in level
+                ),
+                default=0,
+            )
+            if fallback:
+                islands.setdefault(level[node], []).append(node)
+        return [("Island", members) for members in islands.values()]
+
+    def _grow(self, anchor: ir.Node) -> list[ir.Node]:
+        """The anchor and the largest region of elementwise nodes behind it that one value leaves."""
+        value = anchor.outputs[0]
+        best, region = [anchor], {anchor}
+        after = self._descendants(anchor)
+        frontier = [(self.index[n], n) for n in set(value.consumers()) if n in self.index]
+        heapq.heapify(frontier)
+        seen = {n for _, n in frontier}
+        while frontier and len(region) < _MOST_NODES:
+            _, node = heapq.heappop(frontier)
+            if not self._may_join(node, value, region, after):
+                continue
+            region.add(node)
+            if _count_inputs(region) > _MOST_INPUTS:
+                break
+            for output in node.outputs:
+                for consumer in output.consumers():
+                    if consumer not in seen and consumer in self.index:
+                        seen.add(consumer)
+                        heapq.heappush(frontier, (self.index[consumer], consumer))
+            if len(_leaving(region)) == 1:
+                best = sorted(region, key=self.index.__getitem__)
+        return best
+
+    def _may_join(self, node: ir.Node, value: ir.Value, region: set[ir.Node], after: set[ir.Node]) -> bool:
+        if self.kinds.get(node) != "Pointwise" or node in self.taken or len(node.outputs) != 1:
+            return False
+        if static_shape(node.outputs[0]) != static_shape(value) or node.outputs[0].dtype != value.dtype:
+            return False
+        # What is computed from the anchor by nodes outside can't be an operand: it would be a cycle.
+        return all(p in region or p not in after for p in _producers(node))
+
+    def _descendants(self, anchor: ir.Node) -> set[ir.Node]:
+        found: set[ir.Node] = set()
+        stack = [anchor]
+        while stack:
+            for output in stack.pop().outputs:
+                for consumer in output.consumers():
+                    if consumer not in found:
+                        found.add(consumer)
+                        stack.append(consumer)
+        return found
+
+
+def _producers(node: ir.Node) -> Iterable[ir.Node]:
+    for value in node.inputs:
+        producer = value.producer() if value is not None else None
+        if producer is not None:
+            yield producer
+
+
+def _leaving(region: set[ir.Node]) -> list[ir.Value]:
+    """The region's values that are read outside or are outputs of the model."""
+    return [
+        value
+        for node in region
+        for value in node.outputs
+        if value.is_graph_output() or any(c not in region for c in value.consumers())
+    ]
+
+
+def _count_inputs(region: set[ir.Node]) -> int:
+    return len({v for n in region for v in n.inputs if v is not None and v.producer() not in region})

@@ -1,0 +1,92 @@
+"""Depthwise convolution on channels-last data: vectors over channels, one register per output pixel.
+
+    task (image, block of output rows, run of channels)
+      for tile of columns, for vector of channels:
+        acc[i][j] = bias
+        for every input vector under the tile:  acc[i][j] += x * w[tap]  for each output that it reaches
+        y = epilogue(acc)
+
+Each input vector is loaded once for all outputs of a tile. Kernels with many taps loop over them instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from convopt.schedules.base import Estimate
+from convopt.schedules.conv_problem import Array, ConvProblem
+
+if TYPE_CHECKING:
+    from convopt.targets import Target
+
+UNROLLED_TAPS = 49  # 7x7: beyond, the code of a tile outgrows the instruction cache
+
+
+@dataclass(frozen=True)
+class DepthwiseConv:
+    """rows x columns: the output pixels of a tile. channel_chunk: vectors of channels that a task takes."""
+
+    name: ClassVar[str] = "depthwise"
+    rows: int
+    columns: int
+    channel_chunk: int
+
+    @classmethod
+    def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[DepthwiseConv]:
+        vectors = -(-problem.groups // target.lanes)
+        height, width = problem.y.shape[3:5]
+        for rows, columns in ((1, 4), (2, 2), (2, 4), (1, 8), (4, 2), (1, 2), (1, 1)):
+            if rows <= height and columns <= width:
+                bands = problem.y.shape[1] * problem.y.shape[2] * -(-height // rows)
+                yield cls(rows, columns, vectors if bands >= 8 else max(1, vectors * bands // 8))
+
+    def why_not(self, problem: ConvProblem, target: Target) -> str | None:
+        if problem.channels != 1 or problem.features != 1:
+            return "groups have more than one channel"
+        if problem.groups > 1 and (problem.x.strides[0] != 1 or problem.y.strides[0] != 1):
+            return "channels are not contiguous"
+        if self.rows * self.columns + 4 > target.vector_registers:
+            return f"{self.rows * self.columns + 4} vector registers > {target.vector_registers}"
+        if self.rows > 1 and problem.taps > UNROLLED_TAPS:
+            return f"{problem.taps} taps are not unrolled: one row at a time"
+        return None
+
+    def cost(self, problem: ConvProblem, target: Target) -> Estimate:
+        """Loads bound it: inputs under a tile once, a weight per multiply-add. Same unit as DirectConv's."""
+        sh, sw = problem.strides[1:]
+        _, kh, kw = problem.kernel
+        taps = problem.taps
+        if taps > UNROLLED_TAPS:
+            loads = self.columns * taps + taps
+        else:
+            loads = ((self.rows - 1) * sh + kh) * ((self.columns - 1) * sw + kw) * problem.kernel[0]
+            loads += taps * self.rows * self.columns * 0.6  # some weights stay in registers
+        outputs = self.rows * self.columns
+        height, width = problem.y.shape[3:5]
+        tiles = -(-height // self.rows) * -(-width // self.columns) * prod(problem.y.shape[1:3])
+        cycles = max((loads + outputs) / 2, taps * outputs / 2, 4.0 * taps / max(1, outputs) + 4)
+        vectors = -(-problem.groups // target.lanes)
+        return Estimate(tiles * vectors * cycles / 2.4e9, 0.0)
+
+    def tasks(self, problem: ConvProblem, target: Target) -> int:
+        bands = -(-problem.y.shape[3] // self.rows)
+        chunks = -(-(-(-problem.groups // target.lanes)) // self.channel_chunk)
+        return problem.y.shape[1] * problem.y.shape[2] * bands * chunks
+
+    def scratch_bytes(self, problem: ConvProblem, target: Target) -> int:
+        return 0
+
+    def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
+        """Weight (g, 1, 1, kd, kh, kw) to (kd, kh, kw, g)."""
+        packed = [np.ascontiguousarray(weight[:, 0, 0].transpose(1, 2, 3, 0))]
+        return packed if bias is None else [*packed, np.ascontiguousarray(bias.reshape(-1))]
+
+    def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:
+        from convopt.schedules.primitives.depthwise_tiles import depthwise_kernel
+
+        return depthwise_kernel(self, problem, target, symbol)
