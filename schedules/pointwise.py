@@ -67,7 +67,7 @@ class Pointwise:
         return body.function
 
     def _run(self, emitter: Emitter, inside: Sequence[Loop], offsets: list[Any], lanes: int) -> None:
-        from convopt.schedules.primitives.emit import T
+        from tvm.tirx.script.builder import ir as T
 
         if len(inside) > 1:
             with T.serial(0, inside[0].extent) as index:

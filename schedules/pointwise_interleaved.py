@@ -18,7 +18,7 @@ from convopt.targets import Target
 
 @dataclass(frozen=True)
 class InterleavedPointwise:
-    """`lanes` pixels at a time. Planar operands have stride 1 (or 0) over pixels, the others over channels."""
+    """Vectors of pixels. Planar operands have stride 1 (or 0) over pixels, others over channels."""
 
     name: ClassVar[str] = "pointwise-interleaved"
 
@@ -49,7 +49,9 @@ class InterleavedPointwise:
         return 0
 
     def apply(self, problem: PointwiseProblem, target: Target, symbol: str) -> Any:
-        from convopt.schedules.primitives.emit import T, kernel
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.emit import kernel
 
         plan = self._plan(problem, target)
         tasks, pixels = plan.tasks, plan.pixels

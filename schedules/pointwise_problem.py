@@ -119,7 +119,9 @@ class Emitter:
 
     def load(self, operand: int, offset: Any, stride: int, lanes: int) -> Any:
         """`lanes` elements of an operand in the type that is computed with, held in a register."""
-        from convopt.schedules.primitives.emit import T, lanes_at, splat
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.emit import lanes_at, splat
 
         at = offset if stride == 0 else lanes_at(offset, lanes, stride)
         value = self.buffers[operand][at]
@@ -136,7 +138,9 @@ class Emitter:
         return emit(self.problem.expression, values, lanes)
 
     def store(self, output: int, value: Any, offset: Any, stride: int, lanes: int) -> None:
-        from convopt.schedules.primitives.emit import T, lanes_at
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.emit import lanes_at
 
         operand = self.inputs + output
         kind = self.kinds[operand]

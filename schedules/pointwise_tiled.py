@@ -138,7 +138,7 @@ class _TilePlan:
 
     def walk(self, outer: Sequence[Any], start: Any, visit: Any) -> None:
         """Calls `visit(offsets)` at every block of one task, inside the loops over them."""
-        from convopt.schedules.primitives.emit import T
+        from tvm.tirx.script.builder import ir as T
 
         def move(offsets: list[Any], level: int, index: Any) -> list[Any]:
             if level < len(self.others):

@@ -1,4 +1,4 @@
-"""Loop nests over several strided operands: which loops there are, how tasks cut them, how vectors tile them."""
+"""Loop nests over several strided operands: which loops, cut into tasks how, covered by vectors how."""
 
 from __future__ import annotations
 
