@@ -34,7 +34,9 @@ def label(case: dict[str, Any]) -> str:
 
 
 def test_every_case_is_listed() -> None:
-    assert sorted(case["id"] for case in CASES) == sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+    assert sorted(case["id"] for case in CASES) == sorted(
+        path.name for path in FOLDER.iterdir() if path.is_dir()
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,8 +35,9 @@ def max_pool(
     shape = tuple(x.shape[axis] for axis in order)
     flat = np.arange(x.size, dtype=np.int64).reshape(shape).transpose(np.argsort(order))
     positions = gather_windows(flat, windows, -1)
-    values = values.reshape(*values.shape[: 2 + rank], -1)
-    positions = positions.reshape(*positions.shape[: 2 + rank], -1)
+    taps = math.prod(kernel_shape)
+    values = values.reshape(*values.shape[: 2 + rank], taps)
+    positions = positions.reshape(*positions.shape[: 2 + rank], taps)
     best = np.argmax(np.where(positions >= 0, values, -np.inf), axis=-1)[..., None]
     y = np.take_along_axis(values, best, axis=-1)[..., 0]
     return y, np.take_along_axis(positions, best, axis=-1)[..., 0]
