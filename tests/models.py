@@ -1,0 +1,71 @@
+"""Inputs for the real models of examples/models.py, and what must be compiled in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+
+from examples.models import MODELS
+
+# What a kernel has to be made for, by kind; passes may turn one operator of a kind into another.
+KINDS = {
+    "Conv": "convolution",
+    "ConvTranspose": "convolution",
+    "Gemm": "matrix product",
+    "MatMul": "matrix product",
+    "MaxPool": "pool",
+    "AveragePool": "pool",
+    "GlobalAveragePool": "pool",
+    "GlobalMaxPool": "pool",
+}
+
+
+GLYPHS = (
+    ("01110", "10001", "10001", "11111", "10001", "10001", "10001"),  # A
+    ("11110", "10001", "11110", "10001", "10001", "10001", "11110"),  # B
+    ("01111", "10000", "10000", "10000", "10000", "10000", "01111"),  # C
+    ("11111", "10000", "11110", "10000", "10000", "10000", "11111"),  # E
+    ("10001", "10001", "11111", "10001", "10001", "10001", "10001"),  # H
+    ("11111", "00100", "00100", "00100", "00100", "00100", "00100"),  # T
+)
+
+
+def sample_inputs(name: str, variant: int) -> dict[str, np.ndarray]:
+    """Inputs at the model's first or second shapes, float32 in [-1, 1]: a printed page for the text detector
+    (whose answer to noise is zero everywhere), else uniform noise."""
+    shapes = MODELS[name].shapes[variant]
+    if name == "det":
+        return {key: page(shape) for key, shape in shapes.items()}
+    rng = np.random.default_rng(variant)
+    return {key: rng.uniform(-1, 1, shape).astype(np.float32) for key, shape in shapes.items()}
+
+
+def page(shape: tuple[int, ...]) -> np.ndarray:
+    """Images [N, C, H, W] of dark letters (-1), 21 pixels high, in lines on a white (1) ground."""
+    letters = [np.kron(np.array([list(map(int, row)) for row in glyph]), np.ones((3, 3))) for glyph in GLYPHS]
+    image = np.ones(shape, np.float32)
+    for line, top in enumerate(range(24, shape[2] - 45, 56)):
+        for place, left in enumerate(range(24, shape[3] - 39, 18)):
+            if place % 7 != 6:  # a space between words
+                image[:, :, top : top + 21, left : left + 15] -= (
+                    2 * letters[(3 * line + place) % len(letters)]
+                )
+    return image
+
+
+def kernels_required(model: onnx.ModelProto) -> Counter[str]:
+    """How many nodes of each kind the model has."""
+    return Counter(KINDS[node.op_type] for node in model.graph.node if node.op_type in KINDS)
+
+
+def unbound(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with no declared extents, so that onnxruntime takes inputs of another shape than declared."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.value_info[:]
+    for value in (*copy.graph.input, *copy.graph.output):
+        for i, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"{value.name}_{i}"
+    return copy
