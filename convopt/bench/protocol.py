@@ -20,8 +20,8 @@ ratio_end_to_end    peer's median / convopt's; NCHW float32 in and out, everythi
 ratio_native        the same, inputs and outputs in each engine's preferred layout: convopt and torch NHWC,
                     onnxruntime NCHW, OpenVINO the faster of both. Padding is always timed. Single convs only.
 ratio_to_best_peer  the fastest peer's median / convopt's; native for single convs, end to end for models.
-max_error           largest |y - reference| / largest |reference|, the largest of the outputs; the reference
-                    is onnxruntime without optimizations.
+max_error           largest |y - reference| / largest |reference| (at least 1e-3), the largest of the outputs;
+                    the reference is onnxruntime without optimizations.
 peak_gflops         multiply-adds in registers on N threads, measured in the same run.
 
 convopt             the public call; output arrays are new each time.

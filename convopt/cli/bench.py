@@ -89,12 +89,11 @@ def _bench_model(arguments: argparse.Namespace, engines: Any, settings: Any) -> 
     import onnx_ir as ir
 
     from convopt.bench.compare import compare_model
-    from convopt.bench.inputs import bind_inputs, random_inputs
+    from convopt.bench.inputs import bind_inputs
     from convopt.frontends.onnx_file import load
 
     model = load(arguments.model)
-    bind_inputs(model, parse_shapes(arguments.shape))
-    inputs = random_inputs(model)
+    inputs = bind_inputs(model, parse_shapes(arguments.shape))
     return compare_model(arguments.model, ir.to_proto(model), inputs, engines, settings, arguments.seconds)
 
 

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from convopt import __version__
-from convopt.cli import bench, targets
+from convopt.cli import bench, optimize, run, targets
 from convopt.cli.command import Command
 from convopt.errors import ConvoptError
 
 COMMANDS: tuple[Command, ...] = (
+    optimize.COMMAND,
+    run.COMMAND,
     targets.COMMAND,
     bench.COMMAND,
 )

@@ -1,0 +1,226 @@
+"""`convopt run`: one call of an artifact or a model."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convopt.cli.command import (
+    Command,
+    Document,
+    ReportProgress,
+    add_compile_arguments,
+    compile_options,
+    output_path,
+    written_whole,
+)
+from convopt.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="M", help="an artifact (.convopt) or a model (.onnx), which is optimized first"
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy|random",
+        help="an input; `random` (also for inputs not named): normal floats, small integers, always the same",
+    )
+    parser.add_argument("-o", "--output", metavar="OUT.npz", help="write the outputs, by name")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="calls to time (default: %(default)s)"
+    )
+    add_compile_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    import statistics
+
+    import convopt
+
+    output = output_path(arguments.output, (".npz",)) if arguments.output else None
+    if arguments.repeat < 1:
+        raise InputError(f"--repeat {arguments.repeat}: expected at least 1")
+    given = parse_inputs(arguments.input)
+    files = {name: read_array(name, path) for name, path in given.items() if path != "random"}
+    if Path(arguments.model).suffix == ".convopt":
+        if arguments.shape:
+            raise InputError(f"--shape {arguments.shape[0]}: the shapes of an artifact are fixed")
+        module = convopt.load(arguments.model)
+    else:
+        options = compile_options(arguments)
+        options["shapes"] = {
+            **{name: array.shape for name, array in files.items()},
+            **(options["shapes"] or {}),
+        }
+        module = convopt.optimize(arguments.model, **options, progress=progress)
+    inputs = _complete(module, given, files)
+    times = []
+    for _ in range(arguments.repeat):
+        start = time.perf_counter()
+        results = module.run(inputs)
+        times.append(1e3 * (time.perf_counter() - start))
+    if output:
+        _write_arrays(output, results)
+    return {
+        "command": "run",
+        "model": arguments.model,
+        "output": str(output) if output else None,
+        "median_ms": statistics.median(times),
+        "min_ms": min(times),
+        "inputs": [_describe(name, array) for name, array in inputs.items()],
+        "outputs": [_describe(name, array) for name, array in results.items()],
+    }
+
+
+def parse_inputs(texts: list[str]) -> dict[str, str]:
+    """`x=a.npy` as {"x": "a.npy"}; the name may contain `=` if the file's name does not."""
+    given: dict[str, str] = {}
+    for text in texts:
+        name, equals, path = text.rpartition("=")
+        if not equals or not name or not path:
+            raise InputError(f"--input {text}: expected NAME=FILE.npy or NAME=random")
+        if name in given:
+            raise InputError(f"--input {text}: {name!r} is given twice")
+        given[name] = path
+    return given
+
+
+def read_array(name: str, path: str) -> Array:
+    """The array of a .npy file; nothing in it is executed.
+
+    Raises:
+        InputError: not such a file, or one that holds objects.
+    """
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"--input {name}={path}: not a readable .npy file of numbers: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"--input {name}={path}: holds several arrays; expected one .npy array")
+    return array
+
+
+def _complete(module: Any, given: dict[str, str], files: dict[str, Array]) -> dict[str, Array]:
+    """The module's inputs in its order: arrays from files, random ones for the rest.
+
+    Random arrays have the shapes of the first Program, or those of a static boundary.
+    """
+    import numpy as np
+
+    from convopt.runtime.loaded import numpy_dtype
+
+    names = [info.name for info in module.inputs]
+    if unknown := [name for name in given if name not in names]:
+        raise InputError(f"--input {unknown[0]}: the model's inputs are {', '.join(names)}")
+    specs = module.programs[0].program.inputs if module.programs else module.inputs
+    rng = np.random.default_rng(0)
+    inputs: dict[str, Array] = {}
+    for spec in specs:
+        if spec.name in files:
+            inputs[spec.name] = files[spec.name]
+        elif all(isinstance(dim, int) for dim in spec.shape):
+            dtype = numpy_dtype(spec.dtype)
+            drawn = rng.integers(0, 2, spec.shape) if dtype.kind in "biu" else rng.standard_normal(spec.shape)
+            inputs[spec.name] = drawn.astype(dtype)
+        else:
+            raise InputError(
+                f"input {spec.name!r} has dynamic dims {spec.shape}; give --shape {spec.name}:D,D,..."
+            )
+    return inputs
+
+
+def _write_arrays(path: Path, arrays: dict[str, Array]) -> None:
+    """An .npz with the outputs' own names; `/` and others that a zip member may hold are kept."""
+    import io
+
+    import numpy as np
+
+    with written_whole(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.asarray(array), allow_pickle=False)
+            archive.writestr(f"{name}.npy", content.getvalue())
+
+
+def _describe(name: str, array: Array) -> dict[str, Any]:
+    import numpy as np
+
+    finite = np.isfinite(array) if array.dtype.kind == "f" else np.ones(array.shape, bool)
+    known = array.dtype.kind in "fiub" and bool(finite.any())
+    return {
+        "name": name,
+        "dtype": str(array.dtype),
+        "shape": list(array.shape),
+        "min": float(array[finite].min()) if known else None,
+        "max": float(array[finite].max()) if known else None,
+        "finite": bool(finite.all()),
+    }
+
+
+def _show(document: Document) -> None:
+    from convopt.report.tables import Column, print_line, print_table
+
+    columns = [
+        Column(""),
+        Column("name"),
+        Column("dtype"),
+        Column("shape"),
+        Column("min", True),
+        Column("max", True),
+    ]
+    rows = [
+        (
+            kind,
+            array["name"],
+            array["dtype"],
+            "x".join(map(str, array["shape"])),
+            "" if array["min"] is None else f"{array['min']:.4g}",
+            "" if array["max"] is None else f"{array['max']:.4g}",
+        )
+        for kind in ("input", "output")
+        for array in document[f"{kind}s"]
+    ]
+    print_table(document["model"], columns, rows)
+    print_line(f"{document['median_ms']:.3f} ms median, {document['min_ms']:.3f} ms min")
+    if document["output"]:
+        print_line(f"{document['output']} written")
+
+
+_ARRAY_FIELDS = {
+    "name": "in the model",
+    "dtype": "as numpy names it",
+    "shape[]": "extents",
+    "min": "of the finite elements; null without any",
+    "max": "of the finite elements; null without any",
+    "finite": "whether there is no NaN and no infinity",
+}
+
+COMMAND = Command(
+    name="run",
+    help="call an artifact or a model once",
+    description="Runs an artifact or a model on arrays from files or on random ones.",
+    fields={
+        "model": "the path",
+        "output": "the file written, or null",
+        "median_ms": "of the calls",
+        "min_ms": "of the calls",
+        **{f"inputs[].{field}": text for field, text in _ARRAY_FIELDS.items()},
+        **{f"outputs[].{field}": text for field, text in _ARRAY_FIELDS.items()},
+    },
+    add_arguments=_add_arguments,
+    run=_run,
+    show=_show,
+)

@@ -1,0 +1,56 @@
+"""Parts of JSON documents that several commands share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from convopt.runtime.program import Placement
+
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+KINDS: tuple[Literal["compiled", "view", "folded", "fallback"], ...] = (
+    "compiled",
+    "view",
+    "folded",
+    "fallback",
+)
+
+PLACEMENT_FIELDS = {
+    "nodes.compiled": "nodes that became kernels, alone or in one with others",
+    "nodes.view": "nodes that cost nothing: another look at the same memory",
+    "nodes.folded": "nodes that were computed beforehand",
+    "nodes.fallback": "nodes that run in onnxruntime",
+    "convs": "convolutions, transposed ones included",
+    "convs_compiled": "those of them that became kernels",
+    "fallbacks[].node": "name of a node that runs in onnxruntime",
+    "fallbacks[].op": "its operator",
+    "fallbacks[].reason": "why it was not compiled",
+}
+
+
+def placement_document(placement: Sequence[Placement]) -> dict[str, Any]:
+    """Counts and reasons; `PLACEMENT_FIELDS` describes them."""
+    counts = Counter(place.where for place in placement)
+    convs = [place for place in placement if place.op in CONVOLUTIONS]
+    return {
+        "nodes": {kind: counts[kind] for kind in KINDS},
+        "convs": len(convs),
+        "convs_compiled": sum(place.where == "compiled" for place in convs),
+        "fallbacks": [
+            {"node": place.node, "op": place.op, "reason": place.detail}
+            for place in placement
+            if place.where == "fallback"
+        ],
+    }
+
+
+def placement_lines(document: dict[str, Any]) -> list[str]:
+    """The same in words, a line for each fallback."""
+    counts = ", ".join(f"{count} {kind}" for kind, count in document["nodes"].items())
+    lines = [
+        f"convolutions compiled: {document['convs_compiled']} of {document['convs']}",
+        f"nodes: {counts}",
+    ]
+    lines += [f"fallback {f['op']} {f['node']}: {f['reason']}" for f in document["fallbacks"]]
+    return lines
