@@ -192,7 +192,7 @@ def _program(entry: Mapping[str, Any], members: Mapping[str, Bytes]) -> LoadedPr
 
 def _read(file: IO[bytes]) -> dict[str, Bytes]:
     """The checked file's members, as views of one aligned block that holds all of it."""
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
     tail = END_RECORD_BYTES + SEAL_BYTES
     file.seek(max(size - tail, 0))
     ending = file.read(tail)

@@ -130,6 +130,7 @@ class ContextPool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.max_idle = max_idle or max(2, cores // threads)
         self._idle: list[ExecutionContext] = []
+        self._forgotten: weakref.WeakSet[LoadedProgram] = weakref.WeakSet()
         self._lock = threading.Lock()
         forks.watch(self)
 
@@ -151,14 +152,17 @@ class ContextPool:
 
     def _give(self, context: ExecutionContext) -> None:
         with self._lock:
-            self._idle.append(context)
-            surplus = self._idle.pop(0) if len(self._idle) > self.max_idle else None
+            surplus: ExecutionContext | None = context
+            if context.loaded not in self._forgotten:
+                self._idle.append(context)
+                surplus = self._idle.pop(0) if len(self._idle) > self.max_idle else None
         if surplus is not None:
             surplus.close()
 
     def forget(self, loaded: LoadedProgram) -> None:
-        """End the idle contexts of a Program that the module no longer keeps."""
+        """The module no longer keeps this Program: end its contexts, those in use when they come back."""
         with self._lock:
+            self._forgotten.add(loaded)
             gone = [context for context in self._idle if context.loaded is loaded]
             self._idle = [context for context in self._idle if context.loaded is not loaded]
         for context in gone:

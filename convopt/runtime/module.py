@@ -56,11 +56,16 @@ class CompiledModule:
             raise InputError(f"threads must be at least 1, got {threads}")
         if not programs and (compile_shapes is None or inputs is None or outputs is None):
             raise ValueError("without a Program, inputs, outputs and compile_shapes are needed")
+        self.inputs = tuple(inputs or map(TensorInfo.of, programs[0].program.inputs))
+        self.outputs = tuple(outputs or map(TensorInfo.of, programs[0].program.outputs))
+        for loaded in programs:
+            if len(loaded.program.inputs) != len(self.inputs) or len(loaded.program.outputs) != len(
+                self.outputs
+            ):
+                raise ValueError("a Program has another number of inputs or outputs than the module")
         self.threads = threads
         self.precision = precision
         self.target = target
-        self.inputs = tuple(inputs or map(TensorInfo.of, programs[0].program.inputs))
-        self.outputs = tuple(outputs or map(TensorInfo.of, programs[0].program.outputs))
         self._contexts = ContextPool(threads, max_idle)
         self._programs = ProgramCache(programs, max_programs, self._contexts.forget)
         self._compile_shapes = compile_shapes
