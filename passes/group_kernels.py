@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from convopt.ir.groups import DOMAIN, make_group
+from convopt.ir.groups import DOMAIN, REFUSED, make_group
 from convopt.ir.values import static_shape
 from convopt.lowering.kinds import kind_of, why_not
 from convopt.passes.base import Note, PassContext, PassReport
@@ -51,6 +51,7 @@ class GroupKernels:
             reason = refused.get(node.name or "") or why_not(node)
             kinds[node] = "Island" if reason else kind_of(node)
             if reason:
+                node.metadata_props[REFUSED] = reason
                 notes.append(Note(node.name or "", reason, refused=True))
         grouping = _Grouping(nodes, kinds)
         groups = grouping.kernels() + grouping.islands()
@@ -93,10 +94,8 @@ class _Grouping:
         The level counts changes between compiled and fallback on the way from the inputs, so nothing compiled
         can lie between two nodes of a level.
         """
-        group_of: dict[ir.Node, int] = {}
         level: dict[ir.Node, int] = {}
         islands: dict[int, list[ir.Node]] = {}
-        del group_of
         for node in self.nodes:
             fallback = self.kinds[node] == "Island"
             level[node] = max(

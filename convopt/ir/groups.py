@@ -9,6 +9,7 @@ import onnx_ir as ir
 from convopt.ir.values import constant, new_constant
 
 DOMAIN = "convopt"
+REFUSED = "convopt.refused"  # metadata of a fallback node: why it is not compiled
 
 
 def body_of(group: ir.Node) -> ir.Graph:
@@ -36,7 +37,10 @@ def make_group(
         for value in member.inputs:
             if value is not None and value.producer() not in inside and value not in outer_inputs:
                 outer_inputs.append(value)
-    structural = [v for v in outer_inputs if _is_structural(v)]
+        for value in _captured(member):
+            if value.producer() not in inside and value not in outer_inputs:
+                outer_inputs.append(value)
+    structural = [v for v in outer_inputs if _moves_inside(v, kind)]
     outer_inputs = [v for v in outer_inputs if v not in structural]
     leaving = [
         v for v in produced if v in keep or v.is_graph_output() or any(c not in inside for c in v.consumers())
@@ -52,6 +56,7 @@ def make_group(
             list(m.attributes.values()),
             outputs=[copies[v] for v in m.outputs],
             name=m.name,
+            metadata_props=dict(m.metadata_props),
         )
         for m in members
     ]
@@ -102,9 +107,32 @@ def expand_groups(graph: ir.Graph) -> None:
     graph.opset_imports.pop(DOMAIN, None)
 
 
-def _is_structural(value: ir.Value) -> bool:
+def _moves_inside(value: ir.Value, kind: str) -> bool:
     array = constant(value)
-    return array is not None and (array.size == 1 or array.dtype.kind in "iub")
+    return array is not None and (kind == "Island" or array.size == 1 or array.dtype.kind in "iub")
+
+
+def _captured(node: ir.Node) -> list[ir.Value]:
+    """Values of the surrounding graph that the node's subgraphs (of If, Loop, Scan) read by name."""
+    found: list[ir.Value] = []
+    for attr in node.attributes.values():
+        graphs = (
+            [attr.as_graph()]
+            if attr.type == ir.AttributeType.GRAPH
+            else attr.as_graphs()
+            if attr.type == ir.AttributeType.GRAPHS
+            else []
+        )
+        for graph in graphs:
+            own = {*graph.inputs, *graph.initializers.values()}
+            for inner in graph.all_nodes():
+                own.update(inner.outputs)
+                for sub in inner.attributes.values():
+                    if sub.type == ir.AttributeType.GRAPH:
+                        own.update((*sub.as_graph().inputs, *sub.as_graph().initializers.values()))
+            reads = [v for inner in graph.all_nodes() for v in inner.inputs if v is not None]
+            found.extend(v for v in (*reads, *graph.outputs) if v not in own and v not in found)
+    return found
 
 
 def _outer_constant(graph: ir.Graph, inner: ir.Value) -> ir.Value:

@@ -15,7 +15,7 @@ from math import prod
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
-from convopt.ir.layout import has_choice, layout_of, memory_order
+from convopt.ir.layout import CHANNELS_LAST, has_choice, layout_of, memory_order
 from convopt.ir.values import attribute, constant, static_shape
 from convopt.lowering.move_axes import concat_axis, slices_of, split_sizes, transpose_perm
 from convopt.schedules.base import TensorView
@@ -124,7 +124,8 @@ def dense_view(value: ir.Value, halo: Halo) -> tuple[TensorView, int, int]:
     shape = static_shape(value)
     assert shape is not None and value.dtype is not None
     strides, step, offset = [0] * len(shape), 1, 0
-    for dim in reversed(memory_order(len(shape), layout_of(value))):
+    layout = CHANNELS_LAST if any(map(any, halo)) else layout_of(value)  # only convolutions ask for halos
+    for dim in reversed(memory_order(len(shape), layout)):
         strides[dim] = step
         offset += halo[dim][0] * step
         step *= shape[dim] + sum(halo[dim])

@@ -1,0 +1,108 @@
+"""The table from group kinds to their lowerings, and the copies that every kind may need."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import product
+
+import onnx_ir as ir
+
+from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused
+from convopt.lowering.storage import Place, Storage
+from convopt.schedules import pointwise
+from convopt.schedules.base import TensorView
+from convopt.schedules.pointwise_problem import PointwiseProblem
+from convopt.schedules.primitives.expression import Expression, Op, identity
+from convopt.targets import Target
+
+_MODULES = {
+    "Conv": "conv",
+    "Gemm": "conv",
+    "Move": "move",
+    "Pointwise": "pointwise",
+    "Pool": "pool",
+    "Reduce": "reduce",
+    "Resize": "resize",
+    "Softmax": "reduce",
+}
+
+
+def lower_group(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
+    """The kernel calls of a group of any computing kind.
+
+    Raises:
+        Refused: this group can't become a kernel; the text says why.
+    """
+    try:
+        module = importlib.import_module(f"convopt.lowering.{_MODULES[group.op_type]}")
+    except ModuleNotFoundError as e:  # INTERIM
+        raise Refused(str(e)) from e
+    calls: list[KernelCall] = module.lower(group, context)
+    return calls
+
+
+def copy_call(source: ir.Value, output: ir.Value, context: LoweringContext) -> KernelCall:
+    """The elements of `source`, in row-major order of its dims, as those of `output`."""
+    view, to = context.views[source], context.views[output]
+    if view.shape != to.shape:
+        view, to = _common_shape(view, to)
+    problem = PointwiseProblem((view,), (to,), identity())
+    return KernelCall(pointwise.default(problem, context.target), problem, (source, output), "copy")
+
+
+def _common_shape(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:
+    """Both views over the finest dims that either has; equal runs of elements line up."""
+    edges = sorted(_edges(a.shape) | _edges(b.shape), reverse=True)
+    shape = tuple(outer // inner for outer, inner in zip(edges, edges[1:], strict=False))
+    if any(outer % inner for outer, inner in zip(edges, edges[1:], strict=False)):
+        raise Refused(f"no common dims of {a.shape} and {b.shape}")
+    return _refined(a, shape), _refined(b, shape)
+
+
+def _edges(shape: tuple[int, ...]) -> set[int]:
+    """Elements inside each dim, from all of them to 1."""
+    sizes = {1}
+    size = 1
+    for extent in reversed(shape):
+        size *= extent
+        sizes.add(size)
+    return sizes
+
+
+def _refined(view: TensorView, shape: tuple[int, ...]) -> TensorView:
+    strides: list[int] = []
+    dims = [(e, s) for e, s in zip(view.shape, view.strides, strict=True) if e != 1]
+    for extent in reversed(shape):
+        if extent == 1:
+            strides.append(0)
+            continue
+        have, step = dims.pop()
+        strides.append(step)
+        if have != extent:
+            dims.append((have // extent, step * extent))
+    return TensorView(shape, tuple(reversed(strides)), view.dtype)
+
+
+def halo_calls(storage: Storage, place: Place, target: Target) -> list[KernelCall]:
+    """Zeros for the border of a root: two slabs per dim with a halo, each without the dims before it."""
+    calls = []
+    view = place.view
+    begins = [-before for before, _ in storage.halo]
+    extents = [e + sum(h) for e, h in zip(view.shape, storage.halo, strict=True)]
+    for dim, side in product(range(len(view.shape)), (0, 1)):
+        width = storage.halo[dim][side]
+        if not width:
+            continue
+        shape, start = list(extents), list(begins)
+        shape[dim] = width
+        start[dim] = -width if side == 0 else view.shape[dim]
+        for earlier in range(dim):  # their slabs have covered the corners
+            shape[earlier], start[earlier] = view.shape[earlier], 0
+        slab = TensorView(tuple(shape), view.strides, view.dtype)
+        problem = PointwiseProblem((), (slab,), Expression(0, (Op("const", (), (0.0,)),), (0,)))
+        offset = sum(s * step for s, step in zip(start, view.strides, strict=True))
+        operands: tuple[Operand, ...] = (storage.root,)
+        calls.append(
+            KernelCall(pointwise.default(problem, target), problem, operands, "halo", (offset,))
+        )
+    return calls

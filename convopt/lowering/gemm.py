@@ -1,0 +1,207 @@
+"""Gemm and MatMul groups: a convolution with one tap, the rows as pixels.
+
+A constant right operand is packed at compile time, another one by a kernel before the product. Batches of
+products with a right operand each become the convolution's groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from convopt.ir.groups import body_of
+from convopt.ir.values import Array, attribute, constant, input_at, static_shape
+from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
+from convopt.lowering.conv import broadcast, conv_call, epilogue_of
+from convopt.schedules.base import TensorView
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gemm_pack import PackMatrix, PackProblem
+from convopt.schedules.primitives.expression import Expression, Op
+from convopt.selection.choose import choose_conv
+
+_ONES = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """y[g, batch..., m, n] = sum over k of a[g, batch..., m, k] * b[g, k, n]."""
+
+    a: TensorView  # (g, n, d, h, m, k)
+    b: TensorView  # (g, k, n)
+    y: TensorView  # (g, n, d, h, m, n)
+    others: tuple[TensorView, ...]
+
+
+def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
+    body = body_of(group)
+    node = next(iter(body))
+    outer = dict(zip(body.inputs, group.inputs, strict=True))
+    a, b = (outer.get(v, v) for v in node.inputs[:2] if v is not None)
+    assert a is not None and b is not None
+    epilogue = epilogue_of(group)
+    expression, values = epilogue.expression, list(epilogue.values)
+    output = group.outputs[0]
+    scale = float(attribute(node, "alpha", 1.0)) if node.op_type == "Gemm" else 1.0
+    bias, addend = _gemm_bias(node, outer)
+    if addend is not None:
+        expression, values = _add_first(expression, _beta(node)), [addend, *values]
+    weight = constant(b)
+    if weight is None and scale != 1.0:
+        raise Refused("alpha with a right operand that is not constant")
+    a_view, b_view = _operand_view(a, context), _operand_view(b, context)
+    if node.op_type == "Gemm":
+        a_view = _swapped(a_view) if attribute(node, "transA", 0) else a_view
+        b_view = _swapped(b_view) if attribute(node, "transB", 0) else b_view
+    others = [broadcast(context.views[v], output) for v in values]
+    m = _matrices(a_view, b_view, context.views[output], others)
+    problem = ConvProblem(
+        m.a, m.y, _ONES, _ONES, _ONES, (0, 0, 0), expression, m.others, weight is None or bias is not None
+    )
+    g, k, n = m.b.shape
+    biases = None if bias is None else np.broadcast_to(np.asarray(bias, np.float32), (g, n))
+    if weight is not None:
+        flat = np.lib.stride_tricks.as_strided(
+            np.ascontiguousarray(weight), m.b.shape, [s * weight.itemsize for s in m.b.strides]
+        )
+        weights = np.asarray(flat, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1) * np.float32(scale)
+        offsets = (0,) * (2 + len(values))
+        return [conv_call(problem, weights, biases, (a, *values, output), offsets, context)]
+    return _dynamic(problem, m, biases, a, b, tuple(values), output, context)
+
+
+def _dynamic(
+    problem: ConvProblem,
+    m: _Matrices,
+    bias: Array | None,
+    a: ir.Value,
+    b: ir.Value,
+    values: tuple[Operand, ...],
+    output: ir.Value,
+    context: LoweringContext,
+) -> list[KernelCall]:
+    g, k, n = m.b.shape
+    zeros = np.zeros((g, n), np.float32) if bias is None else bias
+    schedule = choose_conv(problem, context.target, context.threads)
+    tile = schedule.vectors * context.target.lanes
+    panel = Temporary(g * -(-n // tile) * tile * k * 4)
+    pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}")
+    weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
+    call = conv_call(problem, weights, zeros, (a, *values, output), (0,) * (2 + len(values)), context)
+    operands = (call.operands[0], panel, *call.operands[2:])
+    return [pack, KernelCall(call.schedule, call.problem, operands, call.label, call.offsets)]
+
+
+def _gemm_bias(
+    node: ir.Node, outer: dict[ir.Value, ir.Value | None]
+) -> tuple[Array | None, ir.Value | None]:
+    """Gemm's third operand: as a bias per column if it is constant, else as an operand of the epilogue."""
+    inner = input_at(node, 2) if node.op_type == "Gemm" else None
+    if inner is None:
+        return None, None
+    value = outer.get(inner, inner)
+    assert value is not None
+    array = constant(value)
+    if array is None and value.const_value is not None:
+        array = value.const_value.numpy()
+    if array is not None and prod(array.shape[:-1]) == 1:
+        return np.asarray(array, np.float32).reshape(-1) * np.float32(_beta(node)), None
+    return None, value
+
+
+def _beta(node: ir.Node) -> float:
+    return float(attribute(node, "beta", 1.0))
+
+
+def _add_first(expression: Expression, beta: float) -> Expression:
+    """The expression applied to input 0 + beta * input 1; its other inputs follow."""
+    inputs = expression.inputs + 1
+    prologue = (Op("const", (), (beta,)), Op("mul", (1, inputs)), Op("add", (0, inputs + 1)))
+
+    def moved(i: int) -> int:
+        if i == 0:
+            return inputs + 2
+        return i + 1 if i < expression.inputs else i - expression.inputs + inputs + 3
+
+    ops = tuple(Op(op.name, tuple(map(moved, op.args)), op.attrs) for op in expression.ops)
+    return Expression(inputs, prologue + ops, tuple(map(moved, expression.results)))
+
+
+def _operand_view(value: ir.Value, context: LoweringContext) -> TensorView:
+    view = context.views.get(value)
+    if view is not None:
+        return view
+    from convopt.schedules.base import row_major
+
+    return row_major(static_shape(value) or ())
+
+
+def _swapped(view: TensorView) -> TensorView:
+    return TensorView(view.shape[::-1], view.strides[::-1], view.dtype)
+
+
+def _matrices(a: TensorView, b: TensorView, y: TensorView, others: list[TensorView]) -> _Matrices:
+    """MatMul's broadcasting as a groups-of-matrices problem."""
+    vector_a, vector_b = len(a.shape) == 1, len(b.shape) == 1
+    if vector_a:
+        a = TensorView((1, *a.shape), (0, *a.strides), a.dtype)
+    if vector_b:
+        b = TensorView((*b.shape, 1), (*b.strides, 0), b.dtype)
+
+    def full(view: TensorView) -> TensorView:
+        """y or like y: with the dims that vectors dropped."""
+        shape, strides = list(view.shape), list(view.strides)
+        if vector_b:
+            shape.append(1)
+            strides.append(1)
+        if vector_a:
+            shape.insert(len(shape) - 1, 1)
+            strides.insert(len(strides) - 1, 0)
+        return TensorView(tuple(shape), tuple(strides), view.dtype)
+
+    y, others = full(y), [full(view) for view in others]
+    rank = len(y.shape)
+    a, b = (_batched(view, y.shape[:-2], rank) for view in (a, b))
+    batch = [d for d in range(rank - 2) if y.shape[d] != 1]
+    if all(b.strides[d] == 0 for d in batch):
+        # One right operand: the batch is more pixels.
+        if len(batch) > 3:
+            raise Refused(f"{len(batch)} batch dims, at most 3 have loops")
+        return _Matrices(
+            _pick(a, [], batch), _right(b, []), _pick(y, [], batch), tuple(_pick(o, [], batch) for o in others)
+        )
+    if len(batch) > 1 and not all(_mergeable(view, batch) for view in (a, b, y, *others)):
+        raise Refused("the batch dims of the operands are not one dim in memory")
+    return _Matrices(
+        _pick(a, batch, []), _right(b, batch), _pick(y, batch, []), tuple(_pick(o, batch, []) for o in others)
+    )
+
+
+def _batched(view: TensorView, batch: tuple[int, ...], rank: int) -> TensorView:
+    gap = rank - len(view.shape)
+    shape, strides = (1,) * gap + view.shape, (0,) * gap + view.strides
+    steps = tuple(0 if shape[d] == 1 else strides[d] for d in range(rank - 2)) + strides[-2:]
+    return TensorView(batch + shape[-2:], steps, view.dtype)
+
+
+def _mergeable(view: TensorView, dims: list[int]) -> bool:
+    return all(
+        view.strides[a] == view.strides[b] * view.shape[b] for a, b in zip(dims, dims[1:], strict=False)
+    )
+
+
+def _pick(view: TensorView, groups: list[int], pixels: list[int]) -> TensorView:
+    """(g, n, d, h, rows, columns) with the batch dims as groups or as pixels."""
+    shape = [1] * (3 - len(pixels)) + [view.shape[d] for d in pixels]
+    strides = [0] * (3 - len(pixels)) + [view.strides[d] for d in pixels]
+    count = prod(view.shape[d] for d in groups)
+    step = view.strides[groups[-1]] if groups else 0
+    return TensorView((count, *shape, *view.shape[-2:]), (step, *strides, *view.strides[-2:]), view.dtype)
+
+
+def _right(view: TensorView, groups: list[int]) -> TensorView:
+    count = prod(view.shape[d] for d in groups)
+    step = view.strides[groups[-1]] if groups else 0
+    return TensorView((count, *view.shape[-2:]), (step, *view.strides[-2:]), view.dtype)
