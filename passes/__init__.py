@@ -2,8 +2,14 @@
 
 from convopt.passes.base import Note, Pass, PassContext, PassError, PassReport, run_passes, without
 from convopt.passes.bind_shapes import BindShapes
+from convopt.passes.cancel_transposes import CancelTransposes
+from convopt.passes.canonicalise_conv import CanonicaliseConv
+from convopt.passes.cleanup import Cleanup
+from convopt.passes.fold_batchnorm import FoldBatchNorm
 from convopt.passes.fold_constants import FoldConstants
 from convopt.passes.inline_functions import InlineFunctions
+from convopt.passes.merge_pad import MergePad
+from convopt.passes.remove_no_ops import RemoveNoOps
 from convopt.passes.upgrade_opset import UpgradeOpset
 
 GRAPH_PASSES: tuple[Pass, ...] = (
@@ -11,6 +17,12 @@ GRAPH_PASSES: tuple[Pass, ...] = (
     UpgradeOpset(),
     BindShapes(),
     FoldConstants(),
+    CanonicaliseConv(),
+    CancelTransposes(),
+    RemoveNoOps(),
+    FoldBatchNorm(),
+    MergePad(),
+    Cleanup(),
 )
 
 __all__ = [

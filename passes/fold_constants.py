@@ -8,8 +8,8 @@ Before:
 After:
     g (float[1,8,4,4] x) => (float[1,128] y) <int64[2] t = {1, -1}> { y = Reshape (x, t) }
 
-With every input bound, all shape arithmetic of an ordinary network goes and every shape is static; what is not
-bound keeps its nodes. Declared shapes of intermediate values and outputs are replaced by the inferred
+With every input bound, all shape arithmetic of an ordinary network goes and every shape is static; what is
+not bound keeps its nodes. Declared shapes of intermediate values and outputs are replaced by the inferred
 ones. A result that is larger than both its inputs and the cap is not folded: an Expand can fill the memory.
 """
 
@@ -48,7 +48,10 @@ class FoldConstants:
         graph, opsets = model.graph, model.opset_imports
         folded, notes = 0, []
         for node in list(graph):
+            declared = [v.shape for v in node.outputs]
             known = infer_outputs(node, opsets)
+            for output, shape in zip(node.outputs, declared, strict=True):
+                _keep_names(output, shape)
             if not known:
                 notes.append(
                     Note(node.name or "", f"{node.domain}.{node.op_type}: shapes not inferred", refused=True)
@@ -83,6 +86,22 @@ class FoldConstants:
         if any(v.type is not None and not isinstance(v.type, ir.TensorType) for v in node.outputs):
             return None  # sequences are no constants
         return evaluate(node, [constant(v) for v in node.inputs], opsets)
+
+
+def _keep_names(value: ir.Value, declared: ir.Shape | None) -> None:
+    """An unbound dim of an output keeps the name that the model gives it."""
+    if value.is_graph_output() and value.shape is not None and declared is not None:
+        if len(declared) != len(value.shape):
+            return
+        pairs = zip(value.shape, declared, strict=True)
+        value.shape = ir.Shape(
+            [
+                d
+                if isinstance(s, ir.SymbolicDim) and s.value is None and isinstance(d, ir.SymbolicDim)
+                else s
+                for s, d in pairs
+            ]
+        )
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

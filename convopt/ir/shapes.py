@@ -44,7 +44,7 @@ def infer_windows(node: ir.Node) -> bool:
     """The outputs of a conv or pool, as far as the input's shape is known."""
     source = node.inputs[0]
     dims = dims_of(source)
-    if source is None or dims is None:
+    if source is None or source.shape is None or dims is None:
         return False
     if len(dims) < 3:
         raise ModelError(f"{label(node)} has an input of shape {list(dims)}; expected at least 3 dims")
@@ -64,7 +64,7 @@ def infer_windows(node: ir.Node) -> bool:
             )
         spatial.append(output if size is not None else None)
     for index, value in enumerate(node.outputs):
-        value.shape = ir.Shape((dims[0], channels, *spatial))
+        value.shape = ir.Shape((source.shape[0], channels, *spatial))
         dtype = source.dtype if index == 0 else ir.DataType.INT64  # MaxPool's Indices
         if dtype is not None:
             value.type = ir.TensorType(dtype)

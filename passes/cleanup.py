@@ -1,0 +1,45 @@
+"""Compute the same thing once, and drop what nobody reads: nodes, constants, optional outputs, opset imports.
+
+Before:
+    a = Relu (x)  b = Relu (x)  dead = Sigmoid (x)  y = Add (a, b)
+After:
+    a = Relu (x)  y = Add (a, a)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from convopt.passes.base import Note, PassContext, PassReport
+
+
+@dataclass(frozen=True)
+class Cleanup:
+    name: ClassVar[str] = "cleanup"
+
+    def run(self, model: ir.Model, context: PassContext) -> PassReport:
+        counts = (_nodes(model), len(model.graph.initializers), len(model.opset_imports))
+        steps = (
+            common.RemoveUnusedNodesPass(),
+            common.DeduplicateInitializersPass(size_limit=1024),
+            common.CommonSubexpressionEliminationPass(),
+            common.RemoveUnusedNodesPass(),
+            common.RemoveUnusedOpsetsPass(process_functions=False),
+        )
+        for step in steps:
+            step(model)
+        after = (_nodes(model), len(model.graph.initializers), len(model.opset_imports))
+        notes = tuple(
+            Note("", f"{b - a} {what} removed")
+            for b, a, what in zip(counts, after, ("nodes", "constants", "opset imports"), strict=True)
+            if b != a
+        )
+        return PassReport(sum(b - a for b, a in zip(counts, after, strict=True)), notes)
+
+
+def _nodes(model: ir.Model) -> int:
+    return sum(1 for _ in model.graph.all_nodes())
