@@ -1,0 +1,58 @@
+"""Bad arguments: one error that names the input or option and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convopt
+from convopt.errors import ConvoptError, InputError
+from tests.conformance.small import image, small
+
+pytestmark = pytest.mark.kernels
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m(image().astype(np.float64)), ["x", "float32", "float64"]),
+        (lambda m: m(image().astype(np.int32)), ["x", "float32", "int32"]),
+        (lambda m: m(image()[0]), ["x", "4", "(3, 6, 7)"]),
+        (lambda m: m(image()[:, :2]), ["x", "3", "(1, 2, 6, 7)"]),
+        (lambda m: m(image(), image()), ["x", "2", "1"]),
+        (lambda m: m(), ["x"]),
+        (lambda m: m.run({}), ["x"]),
+        (lambda m: m.run({"image": image()}), ["image", "x"]),
+        (lambda m: m.run({"x": image(), "image": image()}), ["image", "x"]),
+        (lambda m: m(image().tolist()), ["x", "list"]),
+    ],
+    ids=["dtype", "integer", "rank", "shape", "excess", "none", "missing", "unknown", "also-unknown", "list"],
+)
+def test_bad_arrays_are_named(module: Any, call: Callable[[Any], Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        call(module)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shapes": {"image": (1, 3, 6, 7)}}, ["image", "x"]),
+        ({"shapes": {"x": (3, 6, 7)}}, ["x", "4"]),
+        ({"shapes": {"x": (1, 2, 6, 7)}}, ["x", "3"]),
+        ({"shapes": {"x": (1, 3, -1, 7)}}, ["x", "-1"]),
+        ({"threads": 0}, ["threads", "0"]),
+        ({"target": "abacus"}, ["abacus", "cpu"]),
+        ({"precision": "fp7"}, ["fp7", "fp32"]),
+    ],
+    ids=["name", "rank", "extent", "negative", "threads", "target", "precision"],
+)
+def test_bad_options_are_named(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConvoptError) as caught:
+        convopt.optimize(small(), **options)
+    for word in words:
+        assert word in str(caught.value)
