@@ -74,6 +74,17 @@ def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def require_program(module: Any, model: str) -> None:
+    """Raises InputError where the inputs' dynamic dims were left unbound, so that nothing is compiled yet."""
+    if not module.programs:
+        dynamic = ", ".join(
+            f"{info.name} {info.dims}"
+            for info in module.inputs
+            if not all(isinstance(d, int) for d in info.shape)
+        )
+        raise InputError(f"{model}: dynamic dims; give --shape NAME:D,D,... for {dynamic}")
+
+
 def positive(text: str) -> int:
     """An argparse type: an integer of at least 1."""
     value = int(text)

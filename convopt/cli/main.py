@@ -9,13 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from convopt import __version__
-from convopt.cli import bench, optimize, run, targets
+from convopt.cli import analyze, bench, explain, optimize, run, targets
 from convopt.cli.command import Command
 from convopt.errors import ConvoptError
 
 COMMANDS: tuple[Command, ...] = (
     optimize.COMMAND,
     run.COMMAND,
+    analyze.COMMAND,
+    explain.COMMAND,
     targets.COMMAND,
     bench.COMMAND,
 )

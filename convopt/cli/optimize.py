@@ -16,6 +16,7 @@ from convopt.cli.command import (
     compile_options,
     output_path,
     parse_shapes,
+    require_program,
 )
 from convopt.cli.instruments import Instruments, add_instrument_arguments
 from convopt.errors import InputError
@@ -84,9 +85,7 @@ def _write_artifact(arguments: argparse.Namespace, output: Path, progress: Repor
         after=instruments,
         progress=progress,
     )
-    if not module.programs:
-        inputs = ", ".join(f"{info.name}:{','.join(map(str, info.shape))}" for info in module.inputs)
-        raise InputError(f"{arguments.model}: an artifact holds static shapes; give --shape for {inputs}")
+    require_program(module, arguments.model)
     instruments.finish()
     module.save(str(output))
     return {"format": "convopt", **placement_document(module.placement)}

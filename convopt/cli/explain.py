@@ -1,0 +1,99 @@
+"""`convopt explain`: what each pass did to each convolution, and why it did not do more."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from convopt.cli.command import (
+    Command,
+    Document,
+    ReportProgress,
+    add_compile_arguments,
+    compile_options,
+    require_program,
+)
+from convopt.report.documents import CONVOLUTIONS
+from convopt.runtime.program import Placement
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN.onnx")
+    parser.add_argument("--node", metavar="NAME", help="only the nodes whose name contains this")
+    parser.add_argument("--all", action="store_true", help="all nodes, not convolutions and refusals only")
+    add_compile_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    import convopt
+
+    passes: list[dict[str, Any]] = []
+    notes: dict[str, list[dict[str, Any]]] = {}
+
+    def after(index: int, one: Any, model: Any, report: Any) -> None:
+        passes.append({"name": one.name, "changed": report.changed})
+        for note in report.notes:
+            entry = {"pass": one.name, "text": note.text, "refused": note.refused}
+            notes.setdefault(note.node, []).append(entry)
+
+    module = convopt.optimize(arguments.model, **compile_options(arguments), after=after, progress=progress)
+    require_program(module, arguments.model)
+    placement = {place.node: place for place in module.placement}
+    nodes = [
+        {
+            "node": name,
+            "op": place.op if place else None,
+            "where": place.where if place else None,
+            "detail": place.detail if place else None,
+            "notes": notes.get(name, []),
+        }
+        for name in dict.fromkeys((*placement, *notes))
+        for place in (placement.get(name),)
+        if (arguments.all or _worth_telling(place, notes.get(name, [])))
+        and (arguments.node is None or arguments.node in name)
+    ]
+    return {"command": "explain", "model": arguments.model, "passes": passes, "nodes": nodes}
+
+
+def _worth_telling(place: Placement | None, notes: list[dict[str, Any]]) -> bool:
+    """Convolutions, nodes that fell back, nodes that were refused something."""
+    if place is not None and (place.op in CONVOLUTIONS or place.where == "fallback"):
+        return True
+    return any(note["refused"] for note in notes)
+
+
+def _show(document: Document) -> None:
+    from convopt.report.tables import Column, print_line, print_table
+
+    columns = [Column("pass"), Column("changed", True)]
+    print_table("passes", columns, [(one["name"], str(one["changed"])) for one in document["passes"]])
+    for node in document["nodes"]:
+        print_line(f"{node['op'] or 'gone:'} {node['node']}")
+        for note in node["notes"]:
+            print_line(f"    {note['pass']}{' refused' if note['refused'] else ''}: {note['text']}")
+        if node["where"]:
+            print_line(f"    {node['where']}: {node['detail']}")
+
+
+COMMAND = Command(
+    name="explain",
+    help="what each pass did to each convolution, and every refusal",
+    description="""\
+Optimizes the model and says of each convolution what each pass did to it, what it refused to do and why, and
+which schedule computes it in the end. Nodes that fell back or were refused something are listed too.""",
+    fields={
+        "model": "the path",
+        "passes[].name": "in the order in which they ran",
+        "passes[].changed": "rewrites made by it",
+        "nodes[].node": "name",
+        "nodes[].op": "operator; null for a node that a pass removed",
+        "nodes[].where": "compiled, view, folded or fallback; null for a node that a pass removed",
+        "nodes[].detail": "the schedule, or the fallback's reason; null for a node that a pass removed",
+        "nodes[].notes[].pass": "who says it",
+        "nodes[].notes[].text": "what it did, or why it refused",
+        "nodes[].notes[].refused": "whether it is a refusal",
+    },
+    add_arguments=_add_arguments,
+    run=_run,
+    show=_show,
+)

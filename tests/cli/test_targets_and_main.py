@@ -1,0 +1,67 @@
+"""`convopt targets`, and what main does with every command's result and errors."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convopt.cli import targets
+from convopt.cli.main import main
+from convopt.targets.cpu import BY_NAME, host_cpu, usable_cores
+from tests.cli.fields import undocumented
+from tests.cli.models import conv_relu
+
+
+def test_targets_lists_each_chip_once_and_marks_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert undocumented(document, targets.COMMAND.fields) == set()
+    assert len(document["targets"]) == len(BY_NAME)
+    assert [t["name"] for t in document["targets"] if t["host"]] == [host_cpu().name]
+    assert document["host"] == host_cpu().name
+    assert document["cores"] == usable_cores()
+
+
+def test_tables_name_what_the_document_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets"]) == 0
+    shown = capsys.readouterr().out
+    for name in BY_NAME:
+        assert f"cpu:{name}" in shown
+    assert "this machine" in shown
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["bench"], ["run"], ["targets", "--nonsense"]])
+def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert "usage: convopt" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "import sys; from convopt.cli.main import main; sys.exit(main(['targets', '--json']))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_can_not_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = conv_relu(tmp_path / "in.onnx")
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    assert main(["optimize", str(source), "-o", str(folder / "out.onnx")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
