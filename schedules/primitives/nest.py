@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -66,6 +67,17 @@ class Tasks:
             outer.append(rest % extent)
             rest = rest // extent
         return list(reversed(outer)), start
+
+    @contextmanager
+    def indices(self, task: Any) -> Iterator[list[Any]]:
+        """The loops that a task runs; yields the index of every loop of the nest."""
+        from tvm.tirx.script.builder import ir as T
+
+        outer, start = self.decode(task)
+        with ExitStack() as stack:
+            extents = (self.chunk, *self.extents[self.depth + 1 :])
+            steps = [stack.enter_context(T.serial(0, n)) for n in extents]
+            yield [*outer, start + steps[0], *steps[1:]]
 
 
 def minimum(a: Any, b: Any) -> Any:
