@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +23,14 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="ne
 
 
 def threads_alive() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+    """The threads of this process, once their number stays: a joined one is listed a little longer."""
+    gc.collect()
+    count, steady = -1, 0
+    while steady < 5:
+        previous, count = count, len(list(Path("/proc/self/task").iterdir()))
+        steady = steady + 1 if count == previous else 0
+        time.sleep(0.005)
+    return count
 
 
 def sample(rows: int, seed: int = 0) -> np.ndarray:

@@ -112,12 +112,15 @@ def test_a_scalar_and_an_empty_tensor() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_makes_its_own_session() -> None:
-    module = CompiledModule([add_island()], threads=2)
+    loaded = add_island()
+    module = CompiledModule([loaded], threads=2)
     module(X)
+    session = loaded.islands.get(0, 2)
     child = os.fork()
     if child == 0:
         signal.alarm(20)
-        os._exit(0 if np.array_equal(module(X), EXPECTED) else 1)
+        right = np.array_equal(module(X), EXPECTED)
+        os._exit(0 if right and loaded.islands.get(0, 2) is not session else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from convopt.errors import CompileError, InputError
+from convopt.runtime.execution import ContextPool
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
@@ -95,7 +96,7 @@ def test_all_who_wait_get_the_failure_and_the_next_call_tries_again() -> None:
 
 def test_the_least_recently_used_goes_and_its_memory_with_it() -> None:
     compiler = Compiler()
-    module = dynamic(compiler, max_programs=2)
+    module = dynamic(compiler, max_programs=2, max_idle=9)
     call(module, 1)
     first = weakref.ref(module.programs[0])
     call(module, 2)
@@ -107,6 +108,14 @@ def test_the_least_recently_used_goes_and_its_memory_with_it() -> None:
     gc.collect()
     assert first() is None
     assert len(compiler.asked) == 4
+
+
+def test_a_context_in_use_when_its_program_goes_is_not_kept() -> None:
+    contexts, loaded = ContextPool(threads=2), chain(1)
+    context = contexts._take(loaded)
+    contexts.forget(loaded)
+    contexts._give(context)
+    assert contexts._idle == []
 
 
 def test_a_wrong_shape_is_refused_before_it_is_compiled() -> None:

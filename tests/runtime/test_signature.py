@@ -9,7 +9,7 @@ from convopt.errors import InputError
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.program import KernelStep, Program
-from convopt.runtime.signature import TensorInfo, check_shapes
+from convopt.runtime.signature import TensorInfo, as_array, check_shapes
 from tests.runtime.snippets import at, floats, image
 
 
@@ -74,6 +74,8 @@ def test_views_that_kernels_could_not_read(module: CompiledModule) -> None:
     misaligned = raw[1:].view(np.float32).reshape(3, 8)
     misaligned[...] = A
     assert not misaligned.flags.aligned
+    assert as_array(module.inputs[0], misaligned).flags.aligned
+    assert as_array(module.inputs[0], A) is A  # what kernels can read is not copied
     check(module, misaligned, B)
 
 
