@@ -204,7 +204,7 @@ def _read(file: IO[bytes]) -> dict[str, Bytes]:
     view = content.data
     filled = 0
     while filled < size:
-        count = file.readinto(view[filled : filled + (64 << 20)])  # type: ignore[attr-defined]
+        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
         if not count:
             raise ArtifactError("it became shorter while it was read: load it again")
         filled += count

@@ -28,8 +28,8 @@ class Address:
 class TensorSpec:
     """A tensor at the module's boundary or an island's: row-major, contiguous.
 
-    dtype: numpy's or ml_dtypes' name, or "string". A dim of -1 is known only when an island has made the tensor
-    (NonZero and the like): an output, addressed as such by its island and by later islands that read it.
+    dtype: the name in numpy or ml_dtypes, or "string". A dim of -1 is known once an island has made the
+    tensor (NonZero and the like): an output, addressed as such by that island and by later ones that read it.
     """
 
     name: str
@@ -86,6 +86,6 @@ class Program:
     live_bytes: int  # the largest sum of simultaneously live tensors, what arena_bytes is measured against
     steps: tuple[Step, ...]
     placement: tuple[Placement, ...] = ()
-    # JSON values: target, precision, versions, pass notes. "cpu_flags" is read when an artifact is loaded: the
-    # words of /proc/cpuinfo's flags that the kernels' instructions need.
+    # JSON values: target, precision, versions, pass notes. "cpu_flags", checked when an artifact loads, are
+    # the words of /proc/cpuinfo's flags that the kernels' instructions need.
     meta: dict[str, Any] = field(default_factory=dict)
