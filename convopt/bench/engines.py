@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
+    from convopt.runtime.module import CompiledModule
+
     Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -77,12 +79,17 @@ class Convopt:
         module = convopt.optimize(
             model, shapes=shapes, target="cpu", precision=settings.precision, threads=settings.threads
         )
-        results: dict[str, Any] = {}
+        return module_call(module, inputs)
 
-        def call() -> None:
-            results.update(module.run(inputs))
 
-        return Prepared(call, lambda: [results[output.name].copy() for output in model.graph.output])
+def module_call(module: CompiledModule, inputs: Arrays) -> Prepared:
+    """A compiled module on these inputs."""
+    results: dict[str, Any] = {}
+
+    def call() -> None:
+        results.update(module.run(inputs))
+
+    return Prepared(call, lambda: [results[info.name].copy() for info in module.outputs])
 
 
 class OnnxRuntime:

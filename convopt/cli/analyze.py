@@ -85,7 +85,7 @@ def _show(document: Document) -> None:
     )
     columns = [Column("convolution"), Column("kernel"), *(Column(t, True) for t in ("M", "N", "K", "groups"))]
     columns += [Column(t, True) for t in ("FLOP", "bytes", "FLOP/byte")]
-    columns += [Column("bound"), Column("floor us", True), Column("algorithm", wrap=True)]
+    columns += [Column("bound"), Column("floor us", True), Column("algorithm")]
     rows = [
         (
             conv["node"],

@@ -35,11 +35,9 @@ def _show_kind(document: dict[str, Any], kind: str, title: str) -> None:
     engines = list(document["versions"])
     peers = [name for name in engines if name != "convopt"]
     peak = document["machine"]["peak_gflops"]
-    columns = [Column("case"), Column("count", True)]
-    columns += [Column(f"{name} ms (min)", True) for name in engines]
-    columns += [Column("GFLOP/s", True), Column("% of peak", True)]
-    columns += [Column(f"{name} / convopt", True) for name in peers]
-    columns += [Column("max error", True)]
+    columns = [Column("case"), Column("x", True), *(Column(name, True) for name in engines)]
+    columns += [Column("GFLOP/s", True), Column("of peak", True)]
+    columns += [*(Column(f"vs {name}", True) for name in peers), Column("error", True)]
     rows = []
     for case in document["cases"]:
         results, ours = case[kind], case[kind]["convopt"]
@@ -47,16 +45,21 @@ def _show_kind(document: dict[str, Any], kind: str, title: str) -> None:
         errors = [r["max_error"] for r in results.values() if r["max_error"] is not None]
         rows.append(
             [
-                case["name"],
+                _compact(case["name"]),
                 str(case["count"]),
                 *(_times(results[name]) for name in engines),
                 number(ours["gflops"], 0),
-                number(100 * ours["gflops"] / peak, 0) if peak and ours["gflops"] else "",
+                f"{100 * ours['gflops'] / peak:.0f}%" if peak and ours["gflops"] else "",
                 *(number(ratios.get(name)) for name in peers),
                 f"{max(errors):.1e}" if errors else "",
             ]
         )
-    print_table(title, columns, rows)
+    print_table(f"{title}: median (min) ms, GFLOP/s of convopt, time of each peer / convopt's", columns, rows)
+
+
+def _compact(name: str) -> str:
+    """`n=16,c=128,...` without the punctuation, which makes half of a table's width; a path as it is."""
+    return name.replace("=", "").replace(",", " ") if name.startswith("n=") else name
 
 
 def _times(result: dict[str, Any]) -> str:

@@ -45,6 +45,12 @@ def placement_document(placement: Sequence[Placement]) -> dict[str, Any]:
     }
 
 
+def fallback_counts(document: dict[str, Any]) -> list[str]:
+    """`3 Resize: the reason`, one text for each operator and reason."""
+    counts = Counter((f["op"], f["reason"]) for f in document["fallbacks"])
+    return [f"{count} {op}: {reason}" for (op, reason), count in counts.most_common()]
+
+
 def placement_lines(document: dict[str, Any]) -> list[str]:
     """The same in words, a line for each fallback."""
     counts = ", ".join(f"{count} {kind}" for kind, count in document["nodes"].items())

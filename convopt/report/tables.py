@@ -9,11 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """`number` right-aligns; `wrap` allows long texts to break over lines."""
+    """`number` right-aligns and never breaks; texts break over lines where a table is too wide."""
 
     title: str
     number: bool = False
-    wrap: bool = False
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
@@ -27,7 +26,7 @@ def print_table(title: str, columns: Sequence[Column], rows: Iterable[Sequence[s
         table.add_column(
             column.title,
             justify="right" if column.number else "left",
-            no_wrap=not column.wrap,
+            no_wrap=column.number,
             overflow="fold",
         )
     for row in rows:
