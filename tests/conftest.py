@@ -1,8 +1,9 @@
-"""What all tests share: golden files and hypothesis profiles."""
+"""What all tests share: a kernel cache of the run's own, golden files, hypothesis profiles."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,18 @@ settings.register_profile(
 )
 settings.register_profile("random", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.load_profile(os.environ.get("CONVOPT_HYPOTHESIS", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels are cached for this run only: neither the user's cache nor an older version's kernels matter.
+
+    The workers of pytest-xdist inherit the environment, and with it the folder. A CONVOPT_CACHE that is set
+    already is used as it is.
+    """
+    if "CONVOPT_CACHE" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="convopt-tests-")
+        os.environ["CONVOPT_CACHE"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
