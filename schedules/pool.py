@@ -71,6 +71,8 @@ class ChannelPool:
         return 0
 
     def apply(self, problem: PoolProblem, target: Target, symbol: str) -> Any:
+        from tvm.tirx.script.builder import ir as T
+
         from convopt.schedules.pool_rows import PoolRows
         from convopt.schedules.primitives.emit import kernel
 
@@ -78,44 +80,51 @@ class ChannelPool:
         with kernel(symbol, problem.operands) as body:
             rows = PoolRows(problem, body.buffers)
             with body.task() as task, tasks.indices(task) as (n, od, oh):
-                rows.row(od, oh, lambda d, h: self._row(rows, target, (n, od, oh), d, h))
+                first, last = rows.axes[2].inside
+                width = (0, problem.kernel[2])
+
+                def middle(d: Range, h: Range) -> None:
+                    with T.serial(0, last - first) as index:
+                        self._channels(rows, target, n, (od, oh, first + index), (d, h, width))
+
+                def border(ow: Any, taps: tuple[Range, ...]) -> None:
+                    self._channels(rows, target, n, (od, oh, ow), taps)
+
+                rows.row(od, oh, middle, border)
         return body.function
 
-    def _row(self, rows: PoolRows, target: Target, row: tuple[Any, Any, Any], d: Range, h: Range) -> None:
+    def _channels(
+        self, rows: PoolRows, target: Target, n: Any, at: tuple[Any, Any, Any], taps: tuple[Range, ...]
+    ) -> None:
+        """All channels of one output pixel."""
         from tvm.tirx.script.builder import ir as T
 
-        n, od, oh = row
         channels, lanes = rows.problem.x.shape[1], target.lanes
         step = self.block * lanes
-        for first, last, inside in rows.spans():
-            with T.serial(0, last - first) as index:
-                at = (od, oh, first + index)
-                taps = (d, h, rows.w_taps(at[2], inside))
-                if channels >= step:
-                    with T.serial(0, channels // step) as block:
-                        pieces = [(block * step + v * lanes, lanes) for v in range(self.block)]
-                        self._pixel(rows, n, at, taps, pieces)
-                rest = channels % step
-                if rest:
-                    base = channels - rest
-                    pieces = [(base + start, width) for start, width in vector_pieces(rest, lanes)]
-                    for width in sorted({w for _, w in pieces}, reverse=True):
-                        self._pixel(rows, n, at, taps, [piece for piece in pieces if piece[1] == width])
+        if channels >= step:
+            with T.serial(0, channels // step) as block:
+                self._pixel(rows, n, block * step, at, taps, [v * lanes for v in range(self.block)], lanes)
+        rest = channels % step
+        pieces = list(vector_pieces(rest, lanes)) if rest else []
+        for width in sorted({width for _, width in pieces}, reverse=True):
+            starts = [start for start, w in pieces if w == width]
+            self._pixel(rows, n, channels - rest, at, taps, starts, width)
 
     def _pixel(
-        self, rows: PoolRows, n: Any, at: tuple[Any, Any, Any], taps: tuple[Range, ...], pieces: list[Any]
-    ) -> None:
-        """The channels of `pieces`, all of one width, of one output pixel."""
-        x, y, lanes = rows.problem.x, rows.problem.y, pieces[0][1]
+        self, rows: PoolRows, n: Any, c: Any, at: tuple[Any, Any, Any], taps: tuple[Range, ...],
+        starts: list[int], lanes: int,
+    ) -> None:  # fmt: skip
+        """Vectors of `lanes` channels from c + each of `starts` on, at one output pixel."""
+        strides = rows.problem.y.strides
+        window = rows.start(n, c, at)
 
         def load(*tap: Any) -> list[Any]:
-            pixel = n * x.strides[0] + rows.offset(at, tap)
-            return [rows.load(pixel + c, lanes) for c, _ in pieces]
+            return [rows.load(window + (rows.tap(tap) + start), lanes) for start in starts]
 
-        values = rows.pool(at, taps, load, lanes, len(pieces))
-        pixel = n * y.strides[0] + sum(o * s for o, s in zip(at, y.strides[2:], strict=True))
-        for (c, _), value in zip(pieces, values, strict=True):
-            rows.store(value, pixel + c, lanes)
+        values = rows.pool(at, taps, load, lanes, len(starts))
+        pixel = sum(o * s for o, s in zip((n, c, *at), strides, strict=True))
+        for start, value in zip(starts, values, strict=True):
+            rows.store(value, pixel + start, lanes)
 
 
 @dataclass(frozen=True)
@@ -149,29 +158,30 @@ class PixelPool:
         with kernel(symbol, problem.operands) as body:
             rows = PoolRows(problem, body.buffers)
             with body.task() as task, tasks.indices(task) as (n, c, od, oh):
-                rows.row(od, oh, lambda d, h: self._row(rows, target, (n, c, od, oh), d, h))
+                rows.row(
+                    od,
+                    oh,
+                    lambda d, h: self._middle(rows, target, (n, c, od, oh), d, h),
+                    lambda ow, taps: self._pixels(rows, n, c, (od, oh, ow), taps, 1),
+                )
         return body.function
 
-    def _row(self, rows: PoolRows, target: Target, row: tuple[Any, ...], d: Range, h: Range) -> None:
+    def _middle(self, rows: PoolRows, target: Target, row: tuple[Any, ...], d: Range, h: Range) -> None:
         from tvm.tirx.script.builder import ir as T
 
         n, c, od, oh = row
-        for first, last, inside in rows.spans():
-            if not inside:  # every pixel has taps of its own
-                with T.serial(0, last - first) as index:
-                    at = (od, oh, first + index)
-                    self._pixels(rows, n, c, at, (d, h, rows.w_taps(at[2], inside)), 1)
-                continue
-            taps = (d, h, rows.w_taps(first, inside))
-            extent, lanes = last - first, target.lanes
-            if extent >= lanes:
-                with T.serial(0, extent // lanes) as block:
-                    self._pixels(rows, n, c, (od, oh, first + block * lanes), taps, lanes)
-                if extent % lanes:  # over what is done already
-                    self._pixels(rows, n, c, (od, oh, last - lanes), taps, lanes)
-            else:
-                for start, width in vector_pieces(extent, lanes):
-                    self._pixels(rows, n, c, (od, oh, first + start), taps, width)
+        first, last = rows.axes[2].inside
+        taps = (d, h, (0, rows.problem.kernel[2]))
+        extent, lanes = last - first, target.lanes
+        if extent < lanes:
+            for start, width in vector_pieces(extent, lanes):
+                self._pixels(rows, n, c, (od, oh, first + start), taps, width)
+            return
+        with T.serial(0, -(-extent // lanes)) as block:
+            start = block * lanes
+            if extent % lanes:  # the last vector ends at the extent, over its neighbour
+                start = T.min(start, extent - lanes)
+            self._pixels(rows, n, c, (od, oh, first + start), taps, lanes)
 
     def _pixels(
         self, rows: PoolRows, n: Any, c: Any, at: tuple[Any, Any, Any], taps: tuple[Range, ...], lanes: int
@@ -181,8 +191,10 @@ class PixelPool:
         x, y = problem.x, problem.y
         step = x.strides[4] * problem.strides[2]
 
+        window = rows.start(n, c, at)
+
         def load(*tap: Any) -> list[Any]:
-            return [rows.load(n * x.strides[0] + c * x.strides[1] + rows.offset(at, tap), lanes, step)]
+            return [rows.load(window + rows.tap(tap), lanes, step)]
 
         (value,) = rows.pool(at, taps, load, lanes, 1)
         pixel = sum(o * s for o, s in zip((n, c, *at), y.strides, strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import product
 from math import inf, prod
 from typing import Any
@@ -12,8 +13,8 @@ from tvm.tirx.script.builder import ir as T
 from convopt.schedules.pool_problem import PoolProblem
 from convopt.schedules.primitives.emit import hold, lanes_at, register, splat
 
-UNROLLED_TAPS = 32  # windows up to this size have no loops
-UNROLLED_ROW = 16  # and rows of a window up to this length
+UNROLLED_TAPS = 12  # windows up to this size have no loops
+UNROLLED_ROW = 8  # and rows of a window up to this length
 
 Load = Callable[[Any, Any, Any], list[Any]]  # taps along d, h, w to one vector per accumulator
 Range = tuple[Any, Any]  # taps [low, high), ints where the whole window is inside
@@ -27,36 +28,40 @@ class PoolRows:
         self.x, self.y = buffers
         self.axes = [problem.axis(d) for d in range(3)]
 
-    def row(self, od: Any, oh: Any, emit_row: Callable[[Range, Range], None]) -> None:
-        """`emit_row(taps along d, taps along h)`, with fixed taps where the window is inside."""
-        fixed = (0, self.problem.kernel[0]), (0, self.problem.kernel[1])
-        outside = [(a, o) for a, o in zip(self.axes, (od, oh), strict=False) if not a.all_inside]
-        if not outside:
-            emit_row(*fixed)
-            return
+    def row(
+        self, od: Any, oh: Any, middle: Callable[[Range, Range], None], border: Callable[..., None]
+    ) -> None:
+        """A row of outputs: those whose taps along w all exist by `middle(taps along d, taps along h)`.
+
+        The others one by one: `border(ow, taps along d, h, w)`. Where all taps along d and h exist, too, the
+        middle's are fixed, and the code has no loops over them.
+        """
+        axes, outputs = self.axes[:2], (od, oh)
+        fixed = tuple((0, axis.kernel) for axis in axes)
         partial = tuple(
-            f if a.all_inside else a.taps(o) for a, o, f in zip(self.axes, (od, oh), fixed, strict=False)
+            f if axis.all_inside else axis.taps(o) for axis, o, f in zip(axes, outputs, fixed, strict=True)
         )
-        conditions = [c for a, o in outside for c in (o >= a.inside[0], o < a.inside[1])]
-        inside = conditions[0]
-        for condition in conditions[1:]:
-            inside = T.And(inside, condition)
-        with T.If(inside):
-            with T.Then():
-                emit_row(*fixed)
-            with T.Else():
-                emit_row(*partial)
-
-    def spans(self) -> Iterator[tuple[int, int, bool]]:
-        """(first, last, inside) of the outputs of a row: left border, middle, right border."""
-        axis = self.axes[2]
-        first, last = axis.inside
-        for begin, end, inside in ((0, first, False), (first, last, True), (last, axis.outputs, False)):
-            if begin < end:
-                yield begin, end, inside
-
-    def w_taps(self, ow: Any, inside: bool) -> Range:
-        return (0, self.problem.kernel[2]) if inside else self.axes[2].taps(ow)
+        first, last = self.axes[2].inside
+        if first < last:
+            conditions = [
+                condition
+                for axis, o in zip(axes, outputs, strict=True)
+                if not axis.all_inside
+                for condition in (o >= axis.inside[0], o < axis.inside[1])
+            ]
+            if conditions:
+                with T.If(reduce(T.And, conditions)):
+                    with T.Then():
+                        middle(*fixed)
+                    with T.Else():
+                        middle(*partial)
+            else:
+                middle(*fixed)
+        count = first + self.axes[2].outputs - last
+        if count:
+            with T.serial(0, count) as index:
+                ow = hold(T.Select(index < first, index, index + (last - first)), 1, "int32")
+                border(ow, (*partial, self.axes[2].taps(ow)))
 
     def pool(
         self, at: tuple[Any, Any, Any], taps: Sequence[Range], load: Load, lanes: int, count: int
@@ -123,9 +128,13 @@ class PoolRows:
             value = T.Cast(kind if lanes == 1 else f"{kind}x{lanes}", value)
         T.buffer_store(self.y, value, [lanes_at(offset, lanes, stride)])
 
-    def offset(self, at: Sequence[Any], taps: Sequence[Any]) -> Any:
-        """The offset in x of these taps of the window of output `at`, without image and channel."""
-        return sum(
-            (axis.start(o) + tap * axis.dilation) * stride
-            for axis, stride, o, tap in zip(self.axes, self.problem.x.strides[2:], at, taps, strict=True)
-        )
+    def start(self, n: Any, c: Any, at: Sequence[Any]) -> Any:
+        """The offset in x of the first tap of the window of output `at`, computed once."""
+        strides = self.problem.x.strides
+        spatial = sum(a.start(o) * s for a, o, s in zip(self.axes, at, strides[2:], strict=True))
+        return hold(n * strides[0] + c * strides[1] + spatial, 1, "int32")
+
+    def tap(self, taps: Sequence[Any]) -> Any:
+        """What these taps add to the offset of the first."""
+        strides = self.problem.x.strides[2:]
+        return sum(t * a.dilation * s for a, t, s in zip(self.axes, taps, strides, strict=True))
