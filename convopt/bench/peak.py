@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -11,6 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from convopt.codegen.link import c_compiler
+from convopt.errors import CompileError
 
 if TYPE_CHECKING:
     from convopt.targets import CpuTarget
@@ -26,16 +28,17 @@ def measure_peak(target: CpuTarget, threads: int) -> float | str:
     Each round, every thread runs its chains together with the others; the best round counts, since whatever
     else runs on the machine can only slow it down.
     """
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return "no C compiler (cc) on this machine"
+    try:
+        compiler = c_compiler()
+    except CompileError as error:
+        return str(error)
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "peak.so"
-        command = [compiler, "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC"]
+        command = [*compiler, "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC"]
         command += [f"-DVECTOR_BYTES={target.vector_bytes}", "-o", str(library), str(SOURCE)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode != 0:
-            return f"cc failed: {(built.stderr.strip().splitlines() or ['no message'])[-1]}"
+            return f"{compiler[0]} failed: {(built.stderr.strip().splitlines() or ['no message'])[-1]}"
         loaded = ctypes.CDLL(str(library))
         run = loaded.convopt_fma_chains
         run.argtypes, run.restype = [ctypes.c_long], ctypes.c_float

@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy_and_takes_less_than_300_ms(argv: list[str]) 
     command = [sys.executable, "-c", PROBE, json.dumps(argv), json.dumps(HEAVY)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout) == []
-    # Processor time: on an idle machine it is the time that passes, on a busy one it is still the program's own.
+    # Processor time: the time that passes on an idle machine, and on a busy one still the program's own.
     assert _cpu_seconds_of_children() - before < 0.3
 
 

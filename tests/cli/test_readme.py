@@ -1,0 +1,30 @@
+"""The README's list of JSON fields is the commands' own."""
+
+from pathlib import Path
+
+import pytest
+
+from convopt.cli.main import COMMANDS
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- fields: begin", "<!-- fields: end -->"
+
+
+def expected_text() -> str:
+    """A folded list for each command."""
+    parts = []
+    for command in COMMANDS:
+        fields = "\n".join(f"- `{path}`: {meaning}" for path, meaning in command.fields.items())
+        summary = f"<summary><code>convopt {command.name} --json</code></summary>"
+        parts.append(f"<details>{summary}\n\n{fields}\n\n</details>")
+    return "\n".join(parts)
+
+
+def test_readme_lists_the_fields(request: pytest.FixtureRequest) -> None:
+    """`pytest --update-golden` rewrites the list."""
+    text = README.read_text(encoding="utf-8")
+    begin, end = text.index("\n", text.index(BEGIN)) + 1, text.index(END)
+    if request.config.getoption("--update-golden"):
+        README.write_text(f"{text[:begin]}{expected_text()}\n{text[end:]}", encoding="utf-8")
+        return
+    assert text[begin:end].rstrip("\n") == expected_text()
