@@ -14,8 +14,8 @@ from convopt.passes.upgrade_opset import UpgradeOpset
 
 GRAPH_PASSES: tuple[Pass, ...] = (
     InlineFunctions(),
-    UpgradeOpset(),
     BindShapes(),
+    UpgradeOpset(),
     FoldConstants(),
     CanonicaliseConv(),
     CancelTransposes(),

@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from convopt.ir.evaluate import NOT_PURE, evaluate
+from convopt.ir.evaluate import NOT_PURE, NotComputable, evaluate
 from convopt.ir.shapes import infer_outputs
 from convopt.ir.values import (
     Array,
@@ -85,7 +85,11 @@ class FoldConstants:
             return None
         if any(v.type is not None and not isinstance(v.type, ir.TensorType) for v in node.outputs):
             return None  # sequences are no constants
-        return evaluate(node, [constant(v) for v in node.inputs], opsets)
+        try:
+            return evaluate(node, [constant(v) for v in node.inputs], opsets)
+        except NotComputable as error:
+            notes.append(Note(node.name or "", f"{label(node)} not folded: {error}", refused=True))
+            return None
 
 
 def _keep_names(value: ir.Value, declared: ir.Shape | None) -> None:

@@ -26,11 +26,11 @@ from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from convopt.errors import ModelError
 from convopt.ir.values import (
     attribute,
+    constant,
     dims_of,
     input_at,
     is_op,
@@ -40,6 +40,7 @@ from convopt.ir.values import (
     replace_value,
 )
 from convopt.passes.base import Note, PassContext, PassReport
+from convopt.passes.fold_constants import FoldConstants
 
 # The first opset in which every reduction takes its axes as an input; runtimes know it since 2023.
 WORKING_OPSET = 18
@@ -56,9 +57,11 @@ class UpgradeOpset:
         version = model.opset_imports.get("", WORKING_OPSET)
         notes = []
         if version < WORKING_OPSET:
-            if _needs_ranks(model):
-                common.ShapeInferencePass(strict_mode=False)(model)
+            if _needs_values(model):
+                FoldConstants().run(model, context)
             for node in list(model.graph.all_nodes()):
+                if version < 6 and node.domain in ("", "ai.onnx"):
+                    node.attributes.pop("consumed_inputs", None)  # a permission to work in place
                 for since, change in _CHANGES.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
                     if version < since and node.graph is not None:
                         text = change(node, version)
@@ -156,7 +159,11 @@ def _top_k(node: ir.Node, version: int) -> str:
 
 
 def _resize(node: ir.Node, version: int) -> str:
-    """Upsample and Resize-10 sample at x / scale, rounding down: asymmetric and floor, from opset 11 on."""
+    """Upsample and Resize-10 sample at x / scale, which opset 11 calls asymmetric.
+
+    Nearest rounds down where it enlarges and, in Resize, up where it shrinks (the onnx package's tests of
+    opset 10 and onnxruntime agree; the text doesn't say).
+    """
     if version >= 11:
         return ""
     if version < 9:
@@ -174,9 +181,23 @@ def _resize(node: ir.Node, version: int) -> str:
     node.attributes["coordinate_transformation_mode"] = ir.AttrString(
         "coordinate_transformation_mode", "asymmetric"
     )
-    if attribute(node, "mode", "nearest") == "nearest":
-        node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
-    return f"{was}-{version} is Resize, asymmetric"
+    text = f"{was}-{version} is Resize, asymmetric"
+    if attribute(node, "mode", "nearest") != "nearest":
+        return text
+    factors = constant(value)
+    shrinks = factors is not None and was == "Resize" and bool((factors < 1).any())
+    if shrinks and factors is not None and (factors > 1).any():
+        # One node has one rounding: enlarge first, what remains shrinks.
+        stem, source = f"{node.outputs[0].name}_enlarged", node.inputs[0]
+        wider = new_constant(_graph(node), np.maximum(factors, 1), f"{stem}_scales")
+        modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        dtype = None if source is None else source.dtype
+        enlarged = new_node(node, "Resize", [source, None, wider], modes, stem=stem, dtype=dtype)
+        node.replace_input_with(0, enlarged)
+        smaller = new_constant(_graph(node), np.minimum(factors, 1), f"{node.outputs[0].name}_shrunk_scales")
+        node.replace_input_with(2, smaller)
+    node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if shrinks else "floor")
+    return text if factors is not None else f"{text}; its scales are not known and taken to enlarge"
 
 
 def _softmax(node: ir.Node, version: int) -> str:
@@ -224,7 +245,7 @@ def _batch_normalization(node: ir.Node, version: int) -> str:
         if output.uses() or output.is_graph_output():
             raise ModelError(f"{label(node)} gives its training statistics; expected inference")
     node.resize_outputs(1)
-    for name in ("spatial", "is_test", "consumed_inputs"):
+    for name in ("spatial", "is_test"):
         node.attributes.pop(name, None)
     return ""
 
@@ -232,7 +253,7 @@ def _batch_normalization(node: ir.Node, version: int) -> str:
 def _broadcast(node: ir.Node, version: int) -> str:
     """Before opset 7 the second operand broadcasts only with `broadcast`, its dims starting at `axis`."""
     flag, axis = attribute(node, "broadcast", 0), attribute(node, "axis")
-    for name in ("broadcast", "axis", "consumed_inputs"):
+    for name in ("broadcast", "axis"):
         node.attributes.pop(name, None)
     if not flag or axis is None:
         return ""
@@ -265,6 +286,12 @@ def _prelu(node: ir.Node, version: int) -> str:
         1, new_node(node, "Unsqueeze", [slope, axes], stem=stem, dtype=slope.dtype, shape=spread)
     )
     return "the slope is per channel"
+
+
+def _concat(node: ir.Node, version: int) -> str:
+    if "axis" not in node.attributes:
+        node.attributes["axis"] = ir.AttrInt64("axis", 1)
+    return ""
 
 
 def _drop(*names: str) -> Change:
@@ -304,9 +331,9 @@ _CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
     "Unsqueeze": ((13, _ints_to_input("axes", 1)),),
     "ReduceSum": ((13, _ints_to_input("axes", 1)),),
     "Clip": ((11, _clip),),
-    "Pad": ((11, _pad),),
+    "Pad": ((2, _refuse("names its pads otherwise; expected opset 2 or later")), (11, _pad)),
     "Slice": ((10, _slice),),
-    "Split": ((18, _split),),
+    "Split": ((2, _refuse("takes its parts otherwise; expected opset 2 or later")), (18, _split)),
     "TopK": ((10, _top_k),),
     "Upsample": ((10, _resize),),
     "Resize": ((11, _resize),),
@@ -319,6 +346,11 @@ _CHANGES: dict[str, tuple[tuple[int, Change], ...]] = {
     "PRelu": ((7, _prelu),),
     "Scatter": ((11, _rename("ScatterElements")),),
     "RoiAlign": ((16, _roi_align),),
+    "Cast": ((6, _refuse("names its dtype in words; expected opset 6 or later")),),
+    "Concat": ((4, _concat),),
+    "LpPool": ((2, _refuse("has a fractional p; expected opset 2 or later")),),
+    "Reshape": ((5, _refuse("has its shape as an attribute; expected opset 5 or later")),),
+    "Tile": ((6, _refuse("tiles one axis; expected opset 6 or later")),),
     "Scan": ((9, _refuse("has a batch dim of its own; expected opset 9 or later")),),
 }
 _CHANGES |= {
@@ -340,14 +372,16 @@ _CHANGES |= {
 }
 
 
-def _needs_ranks(model: ir.Model) -> bool:
-    """Whether a rule above has to know the rank of a value that the model does not state."""
+def _needs_values(model: ir.Model) -> bool:
+    """Whether a rule above asks for a rank or for scales that the model does not state outright."""
     version = model.opset_imports.get("", WORKING_OPSET)
-    kinds = [
-        op for op, rules in _CHANGES.items() for since, rule in rules if rule in _BY_RANK and version < since
+    by_rank = [
+        o for o, rules in _CHANGES.items() for since, rule in rules if rule in _BY_RANK and version < since
     ]
     return any(
-        is_op(n, *kinds) and any(v is not None and v.shape is None for v in n.inputs) for n in model.graph
+        (is_op(node, *by_rank) and any(v is not None and v.shape is None for v in node.inputs))
+        or (is_op(node, "Resize") and version == 10 and constant(input_at(node, 1)) is None)
+        for node in model.graph
     )
 
 

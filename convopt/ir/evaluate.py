@@ -29,23 +29,29 @@ NOT_PURE = frozenset(
 )
 
 
+class NotComputable(Exception):
+    """No value for a node whose inputs are all known; the text is onnxruntime's reason."""
+
+
 def evaluate(node: ir.Node, inputs: Sequence[Array | None], opsets: Mapping[str, int]) -> list[Array]:
     """The node's outputs, in order.
 
     Raises:
-        ModelError: the operator refuses these values; names the node.
+        ModelError: the values contradict the operator; names the node.
+        NotComputable: onnxruntime doesn't have the operator for these types.
     """
     rule = _RULES.get(node.op_type) if is_op(node, node.op_type) and len(node.outputs) == 1 else None
-    try:
-        if rule is not None:
+    if rule is not None:
+        try:
             result = rule(node, list(inputs))
-            if result is not None:
-                return [np.asarray(result)]
+        except (ArithmeticError, IndexError, ValueError) as error:
+            raise ModelError(f"{label(node)} can't be computed from its constant inputs: {error}") from error
+        if result is not None:
+            return [np.asarray(result)]
+    try:
         return _run(node, inputs, opsets)
-    except ModelError:
-        raise
-    except Exception as error:  # numpy's and onnxruntime's own errors
-        raise ModelError(f"{label(node)} can't be computed from its constant inputs: {error}") from error
+    except Exception as error:  # onnxruntime raises a type of its own for each refusal
+        raise NotComputable(str(error).splitlines()[0]) from error
 
 
 def _run(node: ir.Node, inputs: Sequence[Array | None], opsets: Mapping[str, int]) -> list[Array]:
