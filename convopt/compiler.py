@@ -1,87 +1,259 @@
-"""`optimize`: a model in, a compiled module out."""
+"""`optimize`: a model in, a compiled module out.
+
+    load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify) -> CompiledModule
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 
+from convopt import __version__
 from convopt.codegen.cache import KernelCache
-from convopt.errors import InputError
+from convopt.errors import CompileError, InputError
 from convopt.frontends.onnx_file import load as load_model
+from convopt.ir.values import dims_of, static_shape
+from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
 from convopt.passes.assign_layout import AssignLayout
-from convopt.passes.base import After
+from convopt.passes.base import After, Pass
+from convopt.passes.check import CheckEachPass
 from convopt.passes.group_kernels import GroupKernels
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
 from convopt.targets import Target, host_cpu
 from convopt.targets.cpu import usable_cores
+from convopt.verification import Verifier
 
+Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
+Verify = bool | Literal["raise"] | Mapping[str, Array]
 
 
 def optimize(
     source: Any,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
     target: str = "cpu",
     precision: str = "fp32",
     threads: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    verify: Verify = False,
+    check: Literal["each-pass"] | None = None,
     skip: Collection[str] = (),
+    algorithm: Literal["auto", "direct", "im2col"] = "auto",
+    im2col_cap: int = 64 << 20,
+    workspace_cap: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_programs: int = 8,
     after: After | None = None,
     progress: Progress | None = None,
 ) -> CompiledModule:
+    """Compiles a model for this machine's CPU.
+
+    source: a path, the file's bytes, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
+    shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is
+        bound at the first call; another shape compiles another Program, of which `max_programs` are kept.
+    precision: of the arithmetic inside; inputs and outputs keep the model's dtypes.
+    threads: how many run a kernel; by default all usable cores.
+    verify: True compares every Program with onnxruntime, unoptimised, on a random input, or on the given
+        arrays (by name) where they fit; nodes that differ fall back. "raise" raises instead.
+    check: "each-pass" runs a random input through before and after of every pass and names the guilty one.
+    skip: names of graph passes to leave out.
+    algorithm: of convolutions that have the choice; "auto" takes the cheaper by estimate.
+    im2col_cap: bytes that an unfolded matrix may take. workspace_cap: bytes that all intermediates of a
+        Program may take (None: no limit). cache_dir: where compiled kernels are kept ($CONVOPT_CACHE, else
+        the user's cache folder).
+    after: called behind each pass with (index, pass, model, report). progress: called with (stage, done,
+        total).
+
+    Raises:
+        ModelError: the model is unusable. InputError: an option or a shape is. CompileError: no C compiler,
+        or a Program beyond workspace_cap. VerificationError: with verify="raise".
+    """
+    threads = usable_cores() if threads is None else threads
+    _check_options(target, precision, threads, check, algorithm, im2col_cap, workspace_cap)
     model = load_model(source)
-    chip = host_cpu()
-    threads = threads or usable_cores()
     cache = KernelCache(None if cache_dir is None else Path(cache_dir))
-
-    def compile_shapes(bound: dict[str, tuple[int, ...]]) -> LoadedProgram:
-        own = model.clone()
-        context = PassContext(target=chip, shapes=bound)
-        run_passes(own, without(GRAPH_PASSES, skip), context, after)
-        return compile_graph(own, context, chip, threads, cache, progress)
-
-    given = dict(shapes or {})
-    programs = []
-    static = {}
-    for value in model.graph.inputs:
-        dims = tuple(d if isinstance(d, int) else None for d in value.shape or ())
-        if value.name in given:
-            static[value.name] = tuple(given[value.name])
-        elif None not in dims:
-            static[value.name] = dims
-    if len(static) == len(model.graph.inputs):
-        programs.append(compile_shapes(static))
+    options = LoweringOptions(host_cpu(), threads, im2col_cap, algorithm)
+    compiler = _Compiler(model, options, cache, verify, check, tuple(skip), workspace_cap, after, progress)
+    given = {name: tuple(int(e) for e in extents) for name, extents in (shapes or {}).items()}
+    bound = _bound_shapes(model, given)
+    programs = [compiler.compile(bound)] if bound is not None else []
+    if bound is None and given:
+        compiler.check_shapes(given)
     return CompiledModule(
         programs,
         threads=threads,
         precision=precision,
         target=target,
-        inputs=[_info(v) for v in model.graph.inputs],
-        outputs=[_info(v) for v in model.graph.outputs],
-        compile_shapes=compile_shapes,
+        inputs=[_info(v, given) for v in model.graph.inputs],
+        outputs=[_info(v, {}) for v in model.graph.outputs],
+        compile_shapes=compiler.compile,
+        max_programs=max_programs,
     )
 
 
-def _info(v):
-    return TensorInfo(v.name or "", v.dtype.numpy().name, tuple(d if isinstance(d, int) else (d.value if d is not None else None) for d in v.shape or ()))
+def _check_options(
+    target: str,
+    precision: str,
+    threads: int,
+    check: str | None,
+    algorithm: str,
+    im2col_cap: int,
+    workspace_cap: int | None,
+) -> None:
+    if target != "cpu":
+        raise InputError(f"target {target!r} is not available; expected cpu")
+    if precision != "fp32":
+        raise InputError(f"precision {precision!r} is not available; expected fp32")
+    if threads < 1:
+        raise InputError(f"threads is {threads}; expected at least 1")
+    if check not in (None, "each-pass"):
+        raise InputError(f"check is {check!r}; expected each-pass or nothing")
+    if algorithm not in ("auto", "direct", "im2col"):
+        raise InputError(f"algorithm is {algorithm!r}; expected auto, direct or im2col")
+    if im2col_cap < 1 or (workspace_cap is not None and workspace_cap < 1):
+        raise InputError("im2col_cap and workspace_cap are numbers of bytes; expected at least 1")
 
 
-def compile_graph(model, context, chip, threads, cache, progress) -> LoadedProgram:
-    refused: dict[str, str] = {}
-    while True:
-        lowered = model.clone()
-        run_passes(lowered, (GroupKernels(tuple(refused.items())), AssignLayout()), context)
-        try:
-            return build_program(lowered, chip, threads, cache, {}, progress)
-        except Fallbacks as fallbacks:
-            new = {k: v for k, v in fallbacks.reasons.items() if k not in refused}
-            assert new, fallbacks
-            refused.update(new)
+def _bound_shapes(
+    model: ir.Model, given: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]] | None:
+    """Every input's extents, from the caller or the model; None while a dim is open. Unknown names stay in."""
+    bound = dict(given)
+    for value in model.graph.inputs:
+        if value.name in given:
+            continue
+        shape = static_shape(value)
+        if shape is None:
+            return None
+        bound[value.name or ""] = shape
+    return bound
+
+
+def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]]) -> TensorInfo:
+    assert value.dtype is not None
+    dtype = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
+    shape = given.get(value.name or "")
+    if shape is None:
+        dims = value.shape or ()
+        return TensorInfo(
+            value.name or "", dtype, tuple(d if isinstance(d, int) else d.value for d in dims)
+        )
+    declared = dims_of(value) or shape
+    # What the caller fixed of a dynamic dim may still differ from call to call; an overridden one may not.
+    names = [d if isinstance(d, int) else d.value for d in value.shape or shape]
+    free = all(d is None or d == e for d, e in zip(declared, shape, strict=False))
+    return TensorInfo(value.name or "", dtype, tuple(names) if free else shape)
+
+
+@dataclass
+class _Compiler:
+    """Makes Programs of one model for the input shapes that come."""
+
+    model: ir.Model
+    options: LoweringOptions
+    cache: KernelCache
+    verify: Verify
+    check: str | None
+    skip: tuple[str, ...]
+    workspace_cap: int | None
+    after: After | None
+    progress: Progress | None
+
+    def compile(self, shapes: Mapping[str, Sequence[int]]) -> LoadedProgram:
+        start = time.perf_counter()
+        graph, context = self._graph(shapes)
+        refused: dict[str, str] = {}
+        loaded = self._program(graph, context, refused)
+        if self.verify:
+            loaded = self._verified(graph, context, loaded, refused)
+        loaded.program.meta["compile_seconds"] = time.perf_counter() - start
+        if self.workspace_cap is not None and loaded.program.arena_bytes > self.workspace_cap:
+            raise CompileError(
+                f"the intermediates of input shapes {dict(shapes)} take {loaded.program.arena_bytes} bytes;"
+                f" workspace_cap is {self.workspace_cap}: raise it, or run a smaller batch"
+            )
+        return loaded
+
+    def check_shapes(self, given: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises InputError for shapes that name no input or don't fit one."""
+        run_passes(self.model.clone(), [p for p in GRAPH_PASSES if p.name == "bind-shapes"], PassContext(shapes=given))
+
+    def _graph(self, shapes: Mapping[str, Sequence[int]]) -> tuple[ir.Model, PassContext]:
+        """The model after the graph passes: standard ONNX with static shapes."""
+        graph, context = self.model.clone(), self._context(shapes)
+        passes: tuple[Pass, ...] = without(GRAPH_PASSES, self.skip)
+        checker = CheckEachPass(graph, context) if self.check else None
+
+        def after(index: int, one: Pass, model: ir.Model, report: Any) -> None:
+            if checker is not None:
+                checker(index, one, model, report)
+            if self.after is not None:
+                self.after(index, one, model, report)
+            if self.progress is not None:
+                self.progress("passes", index + 1, len(passes))
+
+        run_passes(graph, passes, context, after)
+        return graph, context
+
+    def _context(self, shapes: Mapping[str, Sequence[int]]) -> PassContext:
+        return PassContext(target=self.options.target, shapes=shapes)
+
+    def _program(self, graph: ir.Model, context: PassContext, refused: dict[str, str]) -> LoadedProgram:
+        """The Program of a graph; `refused` grows by what turns out not to be compilable."""
+        while True:
+            lowered = lower_graph(graph, context, refused, self.after)
+            meta = {
+                "convopt": __version__,
+                "target": self.options.target.name,
+                "cpu_flags": list(self.options.target.cpu_flags),
+                "threads": self.options.threads,
+            }
+            try:
+                return build_program(lowered, self.options, self.cache, meta, self.progress)
+            except Fallbacks as fallbacks:
+                new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}
+                if not new:
+                    raise CompileError(f"neither kernel nor fallback: {fallbacks}") from fallbacks
+                refused.update(new)
+
+    def _verified(
+        self, graph: ir.Model, context: PassContext, loaded: LoadedProgram, refused: dict[str, str]
+    ) -> LoadedProgram:
+        given = self.verify if isinstance(self.verify, Mapping) else {}
+        verifier = Verifier(self.model, graph, context, given)
+        while (difference := verifier.difference(loaded)) is not None:
+            if self.verify == "raise":
+                raise difference
+            guilty = verifier.guilty(
+                lambda probe: build_program(probe, self.options, self.cache, {}, self.progress),
+                lower_graph(graph, context, refused, None),
+            )
+            if not guilty:
+                # Every group is right by itself: rounding that the model amplifies.
+                loaded.program.meta["verified"] = f"{difference}, and no node by itself: rounding adds up"
+                return loaded
+            refused.update(guilty)
+            loaded = self._program(graph, context, refused)
+        loaded.program.meta["verified"] = verifier.report
+        return loaded
+
+
+def lower_graph(
+    graph: ir.Model, context: PassContext, refused: Mapping[str, str], after: After | None
+) -> ir.Model:
+    """A copy of the graph, cut into groups and with layouts; `refused` nodes become islands."""
+    lowered = graph.clone()
+    context = PassContext(target=context.target, shapes=context.shapes)
+    run_passes(lowered, (GroupKernels(tuple(refused.items())), AssignLayout()), context, after)
+    return lowered

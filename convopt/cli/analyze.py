@@ -37,8 +37,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     options = compile_options(arguments)
     threads = arguments.threads or usable_cores()
     model = load(arguments.model)
-    skip = {one.name for one in GRAPH_PASSES} & set(arguments.skip)
-    run_passes(model, without(GRAPH_PASSES, skip), PassContext(shapes=options["shapes"] or {}))
+    run_passes(model, without(GRAPH_PASSES, arguments.skip), PassContext(shapes=options["shapes"] or {}))
     costs = conv_costs(model)
     peak = arguments.peak or measure_peak(host_cpu(), threads)
     if isinstance(peak, str):

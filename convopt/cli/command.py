@@ -48,14 +48,21 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:D,D,...",
         help="the shape of an input, e.g. x:1,3,224,224; once for each input with dynamic dims",
     )
-    parser.add_argument("--target", default="cpu", help="cpu (this machine's) or a name that `targets` lists")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="of the inside")
+    parser.add_argument("--target", default="cpu", help="cpu: this machine's (default)")
+    parser.add_argument("--precision", default="fp32", help="of the arithmetic inside: fp32 (default)")
     parser.add_argument(
         "--threads", type=positive, help="cores that the module uses (default: all usable ones)"
     )
     parser.add_argument(
         "--skip", action="append", default=[], metavar="PASS", help="leave a pass out; repeatable"
     )
+    parser.add_argument(
+        "--algorithm",
+        default="auto",
+        help="of convolutions that have the choice: auto (default), direct, im2col",
+    )
+    parser.add_argument("--im2col-cap", type=positive, metavar="BYTES", help="of an unfolded matrix")
+    parser.add_argument("--workspace-cap", type=positive, metavar="BYTES", help="of all intermediates")
     parser.add_argument("--cache-dir", metavar="DIR", help="where compiled kernels are kept")
 
 
@@ -66,11 +73,11 @@ def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "target": arguments.target,
         "precision": arguments.precision,
         "skip": tuple(arguments.skip),
+        "algorithm": arguments.algorithm,
     }
-    if arguments.threads is not None:
-        options["threads"] = arguments.threads
-    if arguments.cache_dir is not None:
-        options["cache_dir"] = arguments.cache_dir
+    for name in ("threads", "im2col_cap", "workspace_cap", "cache_dir"):
+        if (value := getattr(arguments, name)) is not None:
+            options[name] = value
     return options
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convopt.cli.command import (
     Command,
@@ -13,8 +13,10 @@ from convopt.cli.command import (
     compile_options,
     require_program,
 )
-from convopt.report.documents import CONVOLUTIONS
-from convopt.runtime.program import Placement
+
+if TYPE_CHECKING:
+    from convopt.passes.base import Pass, PassReport
+    from convopt.runtime.program import Placement
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,17 +29,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     import convopt
 
-    passes: list[dict[str, Any]] = []
-    notes: dict[str, list[dict[str, Any]]] = {}
+    reports: dict[tuple[str, int], PassReport] = {}
 
-    def after(index: int, one: Any, model: Any, report: Any) -> None:
-        passes.append({"name": one.name, "changed": report.changed})
-        for note in report.notes:
-            entry = {"pass": one.name, "text": note.text, "refused": note.refused}
-            notes.setdefault(note.node, []).append(entry)
+    def after(index: int, one: Pass, model: Any, report: PassReport) -> None:
+        # The last passes run again, with more refusals, when a kernel could not be made: the last word counts.
+        reports[one.name, index] = report
 
     module = convopt.optimize(arguments.model, **compile_options(arguments), after=after, progress=progress)
     require_program(module, arguments.model)
+    notes: dict[str, list[dict[str, Any]]] = {}
+    for (name, _), report in reports.items():
+        for note in report.notes:
+            entry = {"pass": name, "text": note.text, "refused": note.refused}
+            notes.setdefault(note.node, []).append(entry)
     placement = {place.node: place for place in module.placement}
     nodes = [
         {
@@ -52,11 +56,18 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         if (arguments.all or _worth_telling(place, notes.get(name, [])))
         and (arguments.node is None or arguments.node in name)
     ]
-    return {"command": "explain", "model": arguments.model, "passes": passes, "nodes": nodes}
+    return {
+        "command": "explain",
+        "model": arguments.model,
+        "passes": [{"name": name, "changed": report.changed} for (name, _), report in reports.items()],
+        "nodes": nodes,
+    }
 
 
 def _worth_telling(place: Placement | None, notes: list[dict[str, Any]]) -> bool:
     """Convolutions, nodes that fell back, nodes that were refused something."""
+    from convopt.runtime.summary import CONVOLUTIONS
+
     if place is not None and (place.op in CONVOLUTIONS or place.where == "fallback"):
         return True
     return any(note["refused"] for note in notes)

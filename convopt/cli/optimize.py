@@ -43,8 +43,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compile_arguments(parser)
     parser.add_argument(
         "--verify",
-        action="store_true",
-        help="with OUT.convopt: compare with onnxruntime on a random input; what differs falls back",
+        nargs="?",
+        const="fallback",
+        choices=("fallback", "raise"),
+        help="with OUT.convopt: compare with onnxruntime on a random input; what differs falls back, or fails",
     )
     parser.add_argument(
         "--check",
@@ -80,7 +82,7 @@ def _write_artifact(arguments: argparse.Namespace, output: Path, progress: Repor
     module = convopt.optimize(
         arguments.model,
         **compile_options(arguments),
-        verify=arguments.verify,
+        verify={None: False, "fallback": True, "raise": "raise"}[arguments.verify],
         check=arguments.check,
         after=instruments,
         progress=progress,
@@ -88,11 +90,13 @@ def _write_artifact(arguments: argparse.Namespace, output: Path, progress: Repor
     require_program(module, arguments.model)
     instruments.finish()
     module.save(str(output))
-    return {"format": "convopt", **placement_document(module.placement)}
+    verified = module.programs[-1].program.meta.get("verified")
+    return {"format": "convopt", **placement_document(module.placement), "verified": verified}
 
 
 def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportProgress) -> Document:
     from convopt.bench.equality import check_equal
+    from convopt.compiler import lower_graph
     from convopt.frontends.lowered import groups_to_functions
     from convopt.frontends.onnx_file import load, save
     from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
@@ -103,17 +107,21 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
     instruments = Instruments(arguments.print_after, arguments.dump_dir)
     shapes = parse_shapes(arguments.shape)
     context = PassContext(shapes=shapes)
-    passes = without((*GRAPH_PASSES, *(_lowering() if arguments.lowered else ())), arguments.skip)
+    passes = without(GRAPH_PASSES, arguments.skip)
+    ran: list[dict[str, Any]] = []
 
     check = CheckEachPass(model, context) if arguments.check else None
 
-    def after(index: int, one: Any, changed: Any, report: Any) -> None:
+    def after(index: int, one: Any, changed: ir.Model, report: Any) -> None:
         instruments(index, one, changed, report)
-        if check is not None:
+        if check is not None and one in passes:
             check(index, one, changed, report)
+        ran.append({"name": one.name, "changed": report.changed})
         progress("passes", index + 1, len(passes) + 1)
 
     run_passes(model, passes, context, after)
+    if arguments.lowered:
+        model = lower_graph(model, context, {}, after)
     instruments.finish()
     if arguments.lowered:
         groups_to_functions(model)
@@ -124,17 +132,10 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
         "format": "lowered" if arguments.lowered else "onnx",
         "nodes_before": _operator_counts(original),
         "nodes_after": _operator_counts(model),
-        "passes": [{"name": name, "changed": report.changed} for name, report in context.log],
+        "passes": ran,
         "max_error": equality.max_error,
         "unchecked": equality.unchecked,
     }
-
-
-def _lowering() -> tuple[Any, ...]:
-    from convopt.passes.assign_layout import AssignLayout
-    from convopt.passes.group_kernels import GroupKernels
-
-    return (GroupKernels(), AssignLayout())
 
 
 def _operator_counts(model: ir.Model) -> dict[str, int]:
@@ -155,6 +156,8 @@ def _show(document: Document) -> None:
     if document["format"] == "convopt":
         for line in placement_lines(document):
             print_line(line)
+        if document["verified"]:
+            print_line(document["verified"])
     else:
         before, after = document["nodes_before"], document["nodes_after"]
         rows = [(op, str(before.get(op, 0)), str(after.get(op, 0))) for op in {**before, **after}]
@@ -183,6 +186,7 @@ random input before it is written.""",
         "format": "convopt, onnx or lowered",
         "seconds": "from start to the file written",
         **{path: f"{text} (OUT.convopt)" for path, text in PLACEMENT_FIELDS.items()},
+        "verified": "what --verify found, null without it (OUT.convopt)",
         "nodes_before{}": "operator: how many nodes (OUT.onnx)",
         "nodes_after{}": "operator: how many nodes (OUT.onnx)",
         "passes[].name": "in the order in which they ran (OUT.onnx)",

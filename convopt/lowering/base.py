@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -49,12 +49,27 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
+class LoweringOptions:
+    """What is compiled for.
+
+    im2col_cap: bytes that an unfolded matrix may take. algorithm: of convolutions; "auto" is by cost.
+    """
+
+    target: Target
+    threads: int
+    im2col_cap: int = 64 << 20
+    algorithm: Literal["auto", "direct", "im2col"] = "auto"
+
+
+@dataclass(frozen=True)
 class LoweringContext:
-    """What a lowering may know: the views of the group's outer inputs and outputs, and the target."""
+    """What a lowering may know: the views of the group's outer inputs and outputs, and the options."""
 
     views: Mapping[ir.Value, TensorView]
     target: Target
     threads: int
+    im2col_cap: int = 64 << 20
+    algorithm: Literal["auto", "direct", "im2col"] = "auto"
 
 
 class Refused(Exception):

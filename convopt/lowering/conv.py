@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +21,7 @@ from convopt.lowering.expressions import expression_of
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
-from convopt.selection.choose import choose_conv
+from convopt.selection.choose import choose_conv, conv_seconds
 
 MOST_PHASES = 256
 
@@ -177,7 +178,7 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
             epilogue.expression, tuple(part.others), biases is not None,
         )  # fmt: skip
         offsets = (0, *part.other_offsets, part.y_offset)
-        calls.append(conv_call(problem, part.weights, biases, operands, offsets, context))
+        calls += conv_calls(problem, part.weights, biases, operands, offsets, context)
     return calls
 
 
@@ -202,7 +203,34 @@ class _Part:
         return _triple(self.weights.shape[3:], 1)
 
 
-def conv_call(
+def conv_calls(
+    problem: ConvProblem,
+    weights: Array,
+    bias: Array | None,
+    operands: tuple[Operand, ...],
+    offsets: tuple[int, ...],
+    context: LoweringContext,
+) -> list[KernelCall]:
+    """The cheapest of the conv schedules and im2col + GEMM, or what `context.algorithm` asks for.
+
+    weights: (g, k, c, kd, kh, kw); operands: x, those of the epilogue, y, each `offsets` elements on.
+    """
+    from convopt.lowering.im2col import best_expand_col, im2col_calls
+
+    try:
+        schedule = choose_conv(problem, context.target, context.threads)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if problem.taps > 1 and schedule.name == "direct" and context.algorithm != "direct":
+        expand_col, seconds = best_expand_col(problem, context.target, context.threads, context.im2col_cap)
+        direct = conv_seconds(schedule, problem, context.target, context.threads)
+        if context.algorithm == "im2col" or seconds < direct:
+            return im2col_calls(problem, expand_col, weights, bias, operands, offsets, context)
+    return [packed_call(schedule, problem, weights, bias, operands, offsets, context)]
+
+
+def packed_call(
+    schedule: Any,
     problem: ConvProblem,
     weights: Array,
     bias: Array | None,
@@ -210,16 +238,15 @@ def conv_call(
     offsets: tuple[int, ...],
     context: LoweringContext,
 ) -> KernelCall:
-    """The chosen schedule on the problem, with its weights (g, k, c, kd, kh, kw) packed as it wants them."""
-    schedule = choose_conv(problem, context.target, context.threads)
+    """The schedule on the problem, with its weights packed as it wants them."""
     packed = [Constant(a) for a in schedule.pack(problem, context.target, weights, bias)]
     x, *others, y = operands
-    gaps = (0,) * len(packed)
-    kernel = "x".join(str(k) for k in problem.kernel[1:] if problem.kernel[0] == 1) or str(problem.kernel)
+    kernel = "x".join(str(k) for k in problem.kernel[problem.kernel[0] == 1 :])
     label = (
         f"{kernel} s{problem.strides[2]} {problem.groups}x{problem.channels}->{problem.features} "
         f"@{'x'.join(str(e) for e in problem.y.shape[1:5])} {schedule.name}"
     )
+    gaps = (0,) * len(packed)
     return KernelCall(
         schedule, problem, (x, *packed, *others, y), label, (offsets[0], *gaps, *offsets[1:])
     )
@@ -276,11 +303,11 @@ def _grouped(view: TensorView, groups: int) -> TensorView:
     """(n, c, spatial...) to (g, n, d, h, w, c/g)."""
     shape, strides = view.shape, view.strides
     per_group = shape[1] // groups
-    spatial = _triple(shape[2:], 1)
-    steps = _triple(strides[2:], 0)
+    step = strides[1]
     return TensorView(
-        (groups, shape[0], *spatial, per_group),
-        (strides[1] * per_group, strides[0], *steps, strides[1]),
+        (groups, shape[0], *_triple(shape[2:], 1), per_group),
+        # A single channel is contiguous whatever its stride says; broadcast ones stay broadcast.
+        (step * per_group, strides[0], *_triple(strides[2:], 0), min(step, 1) if per_group == 1 else step),
         view.dtype,
     )
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from convopt.ir.groups import body_of
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
-from convopt.lowering.conv import broadcast, conv_call, epilogue_of
+from convopt.lowering.conv import broadcast, epilogue_of, packed_call
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
@@ -68,7 +68,9 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         )
         weights = np.asarray(flat, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1) * np.float32(scale)
         offsets = (0,) * (2 + len(values))
-        return [conv_call(problem, weights, biases, (a, *values, output), offsets, context)]
+        schedule = choose_conv(problem, context.target, context.threads)
+        operands = (a, *values, output)
+        return [packed_call(schedule, problem, weights, biases, operands, offsets, context)]
     return _dynamic(problem, m, biases, a, b, tuple(values), output, context)
 
 
@@ -89,7 +91,8 @@ def _dynamic(
     panel = Temporary(g * -(-n // tile) * tile * k * 4)
     pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}")
     weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
-    call = conv_call(problem, weights, zeros, (a, *values, output), (0,) * (2 + len(values)), context)
+    offsets = (0,) * (2 + len(values))
+    call = packed_call(schedule, problem, weights, zeros, (a, *values, output), offsets, context)
     operands = (call.operands[0], panel, *call.operands[2:])
     return [pack, KernelCall(call.schedule, call.problem, operands, call.label, call.offsets)]
 

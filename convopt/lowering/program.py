@@ -19,7 +19,7 @@ from convopt.ir.groups import REFUSED, body_of, make_group
 from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import Array, constant, static_shape, unique_name
 from convopt.lowering import arena
-from convopt.lowering.base import Constant, KernelCall, LoweringContext, Refused, Temporary
+from convopt.lowering.base import Constant, KernelCall, LoweringContext, LoweringOptions, Refused, Temporary
 from convopt.lowering.conv import halo_of
 from convopt.lowering.families import copy_call, halo_calls, lower_group
 from convopt.lowering.storage import Halo, Place, StoragePlan, allocate, may_have_halo, plan_aliases
@@ -35,7 +35,6 @@ from convopt.runtime.program import (
     TensorSpec,
 )
 from convopt.schedules.base import TensorView, row_major
-from convopt.targets import Target
 
 Progress = Callable[[str, int, int], None]
 Places = dict[ir.Value, Place]
@@ -60,8 +59,7 @@ class _Work:
 
 def build_program(
     model: ir.Model,
-    target: Target,
-    threads: int,
+    options: LoweringOptions,
     cache: KernelCache,
     meta: dict[str, object],
     progress: Progress | None = None,
@@ -71,10 +69,10 @@ def build_program(
     Raises:
         Fallbacks: kernels that were refused or could not be compiled.
     """
-    builder = _Builder(model.graph, target, threads)
+    builder = _Builder(model.graph, options)
     works = builder.lower()
     calls = [call for work in works for call in work.calls]
-    sources = {id(c): KernelSource(c.schedule, c.problem, target) for c in calls}
+    sources = {id(c): KernelSource(c.schedule, c.problem, options.target) for c in calls}
     report = None if progress is None else (lambda done, total: progress("compile kernels", done, total))
     compiled = compile_kernels(sources.values(), cache, report)
     if compiled.failures:
@@ -101,8 +99,8 @@ def _node_names(group: ir.Node) -> list[str]:
 class _Builder:
     """Decides where values live and which kernels compute them."""
 
-    def __init__(self, graph: ir.Graph, target: Target, threads: int) -> None:
-        self.graph, self.target, self.threads = graph, target, threads
+    def __init__(self, graph: ir.Graph, options: LoweringOptions) -> None:
+        self.graph, self.options, self.target = graph, options, options.target
         self._own_outputs()
         self.fixed = {*graph.inputs, *graph.outputs}
         self.plan: StoragePlan = plan_aliases(graph, self.fixed)
@@ -163,8 +161,7 @@ class _Builder:
 
     def lower(self) -> list[_Work]:
         works, refused = [], {}
-        views = _Views(self.plan)
-        context = LoweringContext(views, self.target, self.threads)
+        context = self._context()
         for group in self.graph:
             work = _Work(group)
             works.append(work)
@@ -184,6 +181,10 @@ class _Builder:
         if refused:
             raise Fallbacks(refused)
         return works
+
+    def _context(self) -> LoweringContext:
+        o = self.options
+        return LoweringContext(_Views(self.plan), o.target, o.threads, o.im2col_cap, o.algorithm)
 
     def _computed(self, group: ir.Node, value: ir.Value) -> bool:
         """Whether an aliased output still has to be written: it lives in a Concat's output."""
@@ -227,8 +228,7 @@ class _Builder:
                 dense, ((0, 0),) * len(wanted.shape), wanted.size
             )
             self.plan.places[dense] = Place(wanted, 0)
-            context = LoweringContext(_Views(self.plan), self.target, self.threads)
-            calls.append(copy_call(value, dense, context))
+            calls.append(copy_call(value, dense, self._context()))
             group.replace_input_with(index, dense)
         return calls
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from convopt.runtime.program import Placement
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
 KINDS: tuple[Literal["compiled", "view", "folded", "fallback"], ...] = (
     "compiled",
     "view",
@@ -31,6 +30,8 @@ PLACEMENT_FIELDS = {
 
 def placement_document(placement: Sequence[Placement]) -> dict[str, Any]:
     """Counts and reasons; `PLACEMENT_FIELDS` describes them."""
+    from convopt.runtime.summary import CONVOLUTIONS
+
     counts = Counter(place.where for place in placement)
     convs = [place for place in placement if place.op in CONVOLUTIONS]
     return {

@@ -18,6 +18,11 @@ def imbalance(tasks: int, threads: int) -> float:
     return -(-tasks // threads) * threads / tasks
 
 
+def conv_seconds(schedule: Any, problem: ConvProblem, target: Target, threads: int) -> float:
+    """The schedule's estimate, spread over the threads as evenly as its tasks allow."""
+    return float(schedule.cost(problem, target).seconds) * imbalance(schedule.tasks(problem, target), threads)
+
+
 @lru_cache(maxsize=4096)
 def choose_conv(problem: ConvProblem, target: Target, threads: int) -> Any:
     """The cheapest schedule. DirectConv takes every problem whose output channels are contiguous.
@@ -32,8 +37,7 @@ def choose_conv(problem: ConvProblem, target: Target, threads: int) -> Any:
             if reason is not None:
                 refusals.append(f"{family.name}: {reason}")
                 continue
-            seconds = schedule.cost(problem, target).seconds
-            seconds *= imbalance(schedule.tasks(problem, target), threads)
+            seconds = conv_seconds(schedule, problem, target, threads)
             if seconds < best_seconds:
                 best, best_seconds = schedule, seconds
     if best is None:

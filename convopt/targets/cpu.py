@@ -32,6 +32,11 @@ class CpuTarget:
         return self.vector_bytes // 4
 
     @property
+    def cpu_flags(self) -> tuple[str, ...]:
+        """The flags of /proc/cpuinfo that code for this target needs."""
+        return _FLAGS.get(self.mcpu, ())
+
+    @property
     def name(self) -> str:
         return f"cpu:{self.mcpu}"
 
@@ -45,6 +50,16 @@ ZNVER3 = CpuTarget("znver3", "x86_64-linux-gnu", 32, 16, False, 32 << 10, 512 <<
 HASWELL = CpuTarget("haswell", "x86_64-linux-gnu", 32, 16, False, 32 << 10, 256 << 10, 8 << 20)
 X86_64 = CpuTarget("x86-64", "x86_64-linux-gnu", 16, 16, False, 32 << 10, 256 << 10, 4 << 20)
 NEON = CpuTarget("generic", "aarch64-linux-gnu", 16, 32, False, 64 << 10, 512 << 10, 8 << 20, ("+neon",))
+
+_AVX2 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_AVX512 = (*_AVX2, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+_FLAGS = {
+    "haswell": _AVX2,
+    "znver3": (*_AVX2, "pku", "vaes", "vpclmulqdq"),
+    "skylake-avx512": _AVX512,
+    "znver4": (*_AVX512, "avx512_bf16", "avx512_vnni", "avx512vbmi"),
+    "sapphirerapids": (*_AVX512, "amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512_vnni"),
+}
 
 BY_NAME = {t.mcpu: t for t in (SKYLAKE_AVX512, SAPPHIRERAPIDS, ZNVER4, ZNVER3, HASWELL, X86_64, NEON)}
 

@@ -1,0 +1,145 @@
+"""Compares a compiled Program with onnxruntime, and finds the groups that make it differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from convopt.errors import InputError, VerificationError
+from convopt.ir.evaluate import session_options
+from convopt.ir.groups import body_of, make_group
+from convopt.ir.layout import ROW_MAJOR, set_layout
+from convopt.ir.values import static_shape, unique_name
+from convopt.passes.base import PassContext
+from convopt.passes.check import draw_inputs, relative_error
+from convopt.runtime.execution import ContextPool
+from convopt.runtime.loaded import LoadedProgram
+
+Array = np.ndarray[Any, Any]
+
+# Largest error relative to the output's scale. float32: the bound that the project holds itself to;
+# 16-bit outputs are rounded once more, by half a unit of their 10 or 7 bits.
+TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2}
+FLOAT32_TOLERANCE = 1e-4
+
+
+@dataclass
+class Verifier:
+    """model: as given. graph: after the graph passes, in standard ONNX. given: inputs to use where they fit."""
+
+    model: ir.Model
+    graph: ir.Model
+    context: PassContext
+    given: Mapping[str, Array]
+    report: str = ""
+    _expected: dict[str, Array] | None = None
+    _feeds: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        feeds = draw_inputs(self.graph, self.context, seed=0)
+        assert feeds is not None, "the graph's inputs are bound"
+        for name, array in self.given.items():
+            if name not in feeds:
+                raise InputError(f"verify: the model has no input {name!r}; expected {', '.join(feeds)}")
+            if array.shape == feeds[name].shape and array.dtype == feeds[name].dtype:
+                feeds[name] = array
+        self._feeds = feeds
+        names = [v.name or "" for v in self.graph.graph.outputs]
+        for model, what in ((self.model, "the model"), (self.graph, "the optimized graph")):
+            try:
+                self._expected = _run(model, names, feeds)
+            except Exception as error:  # onnxruntime raises a type of its own for each refusal
+                self.report = f"not verified: onnxruntime does not run it: {str(error).splitlines()[0]}"
+            else:
+                self._reference = what
+                break
+
+    def difference(self, loaded: LoadedProgram) -> VerificationError | None:
+        """What differs from the reference; None where all outputs are within the tolerance."""
+        if self._expected is None:
+            return None
+        worst = 0.0
+        for name, array in _outputs(loaded, self._feeds).items():
+            error, bound = _error(self._expected[name], array), tolerance(array.dtype)
+            if not error <= bound:
+                return VerificationError(
+                    f"output {name!r} differs from onnxruntime by {error:.2e} of its scale; at most {bound:.0e}"
+                    " was expected"
+                )
+            worst = max(worst, error)
+        self.report = f"equal to {self._reference} in onnxruntime within {worst:.1e} of the output's scale"
+        return None
+
+    def guilty(self, build: Callable[[ir.Model], LoadedProgram], lowered: ir.Model) -> dict[str, str]:
+        """(node, reason) of the first group, in order, whose output differs while all before it are right.
+
+        The groups' outputs are copied out by kernels behind them, so the kernels themselves stay the same.
+        """
+        probes = _add_probes(lowered)
+        found = _outputs(build(lowered), self._feeds)
+        expected = _run(self.graph, sorted({name for _, name, _ in probes}), self._feeds)
+        for probe, name, group in probes:
+            error, bound = _error(expected[name], found[probe]), tolerance(found[probe].dtype)
+            if not error <= bound:
+                reason = f"verification: {name} differs by {error:.2e} of its scale, at most {bound:.0e} expected"
+                return {node.name or "": reason for node in body_of(group)}
+        return {}
+
+
+def tolerance(dtype: np.dtype[Any]) -> float:
+    return TOLERANCE.get(dtype.name, FLOAT32_TOLERANCE)
+
+
+def _error(expected: Array, found: Array) -> float:
+    if expected.shape != found.shape:
+        return float("inf")
+    if expected.dtype.kind in "biu":
+        return 0.0 if np.array_equal(expected, found) else float("inf")
+    return relative_error(expected, found)
+
+
+def _outputs(loaded: LoadedProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    arrays = [feeds[spec.name] for spec in loaded.program.inputs]
+    results = ContextPool(1, 0).run(loaded, arrays)
+    return {spec.name: array for spec, array in zip(loaded.program.outputs, results, strict=True)}
+
+
+def _run(model: ir.Model, names: list[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The named values of the model in onnxruntime, without its optimizations."""
+    import onnx
+    import onnxruntime as ort
+
+    proto = ir.to_proto(model)
+    for value in proto.graph.input:  # the caller's shape may override the declared one
+        for dim, extent in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):
+            dim.dim_value = extent
+    for value in (*proto.graph.output, *proto.graph.value_info):
+        value.type.tensor_type.ClearField("shape")
+    have = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
+    session: Any = ort.InferenceSession(
+        proto.SerializeToString(), session_options(), ["CPUExecutionProvider"]
+    )
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def _add_probes(lowered: ir.Model) -> list[tuple[str, str, ir.Node]]:
+    """Makes every compiled group's outputs outputs of the model: (new name, name in the graph, group)."""
+    graph, probes = lowered.graph, []
+    for group in [g for g in graph if g.op_type not in ("Relayout", "View", "Island")]:
+        for value, inner in zip(group.outputs, body_of(group).outputs, strict=True):
+            if static_shape(value) is None or inner.name is None:
+                continue
+            name = unique_name(graph, f"{inner.name}_probe")
+            copy = ir.Value(name=name, type=value.type, shape=value.shape)
+            graph.append(ir.node("Identity", [value], outputs=[copy], name=name))
+            probe = make_group(graph, "Relayout", [graph[-1]], keep=[copy])
+            set_layout(probe.outputs[0], ROW_MAJOR)
+            graph.outputs.append(probe.outputs[0])
+            probes.append((name, inner.name, group))
+    graph.sort()
+    return probes
