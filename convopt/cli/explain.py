@@ -32,7 +32,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     reports: dict[tuple[str, int], PassReport] = {}
 
     def after(index: int, one: Pass, model: Any, report: PassReport) -> None:
-        # The last passes run again, with more refusals, when a kernel could not be made: the last word counts.
+        # Passes run again, with more refusals, where a kernel could not be made: the last word counts.
         reports[one.name, index] = report
 
     module = convopt.optimize(arguments.model, **compile_options(arguments), after=after, progress=progress)

@@ -29,7 +29,7 @@ def add_instrument_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Instruments:
-    """The callback behind each pass.
+    """The callback behind each pass; `ran` collects (pass, rewrites made).
 
     Raises:
         InputError: at once where DIR is a file; from `finish` where a pass to print after never ran.
@@ -38,24 +38,25 @@ class Instruments:
     def __init__(self, print_after: list[str], dump_dir: str | None) -> None:
         self._wanted = frozenset(print_after)
         self._folder = Path(dump_dir) if dump_dir else None
-        self._ran: list[str] = []
+        self.ran: list[tuple[str, int]] = []
         if self._folder is not None:
             if self._folder.exists() and not self._folder.is_dir():
                 raise InputError(f"--dump-dir {dump_dir}: is not a folder")
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, index: int, one: Pass, model: ir.Model, report: PassReport) -> None:
-        del index, report  # a run consists of several pipelines, each of which counts from 0
+        del index  # a run consists of several pipelines, each of which counts from 0
         if self._folder is not None:
             from convopt.frontends.onnx_file import save
 
-            save(model, self._folder / f"{len(self._ran):02d}-{one.name}.onnx")
+            save(model, self._folder / f"{len(self.ran):02d}-{one.name}.onnx")
         if one.name in self._wanted or "all" in self._wanted:
             from convopt.ir.printing import model_text
 
             print(f"// after {one.name}\n{model_text(model)}", file=sys.stderr)
-        self._ran.append(one.name)
+        self.ran.append((one.name, report.changed))
 
     def finish(self) -> None:
-        for name in sorted(self._wanted - {"all", *self._ran}):
-            raise InputError(f"--print-after {name}: no such pass ran; there were {', '.join(self._ran)}")
+        names = [name for name, _ in self.ran]
+        for name in sorted(self._wanted - {"all", *names}):
+            raise InputError(f"--print-after {name}: no such pass ran; there were {', '.join(names)}")

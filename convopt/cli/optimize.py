@@ -6,7 +6,7 @@ import argparse
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convopt.cli.command import (
     Command,
@@ -24,6 +24,8 @@ from convopt.report.documents import PLACEMENT_FIELDS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from convopt.passes.base import Pass, PassReport
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="fallback",
         choices=("fallback", "raise"),
-        help="with OUT.convopt: compare with onnxruntime on a random input; what differs falls back, or fails",
+        help="with OUT.convopt: compare with onnxruntime on a random input; what differs falls back or fails",
     )
     parser.add_argument(
         "--check",
@@ -82,7 +84,7 @@ def _write_artifact(arguments: argparse.Namespace, output: Path, progress: Repor
     module = convopt.optimize(
         arguments.model,
         **compile_options(arguments),
-        verify={None: False, "fallback": True, "raise": "raise"}[arguments.verify],
+        verify="raise" if arguments.verify == "raise" else arguments.verify is not None,
         check=arguments.check,
         after=instruments,
         progress=progress,
@@ -101,27 +103,25 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
     from convopt.frontends.onnx_file import load, save
     from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
     from convopt.passes.check import CheckEachPass
+    from convopt.targets import host_cpu
 
     original = load(arguments.model)
     model = original.clone()
     instruments = Instruments(arguments.print_after, arguments.dump_dir)
     shapes = parse_shapes(arguments.shape)
-    context = PassContext(shapes=shapes)
+    context = PassContext(target=host_cpu(), shapes=shapes)
     passes = without(GRAPH_PASSES, arguments.skip)
-    ran: list[dict[str, Any]] = []
-
     check = CheckEachPass(model, context) if arguments.check else None
 
-    def after(index: int, one: Any, changed: ir.Model, report: Any) -> None:
+    def after(index: int, one: Pass, changed: ir.Model, report: PassReport) -> None:
         instruments(index, one, changed, report)
-        if check is not None and one in passes:
+        if check is not None:
             check(index, one, changed, report)
-        ran.append({"name": one.name, "changed": report.changed})
         progress("passes", index + 1, len(passes) + 1)
 
     run_passes(model, passes, context, after)
     if arguments.lowered:
-        model = lower_graph(model, context, {}, after)
+        model = lower_graph(model, context, {}, instruments)
     instruments.finish()
     if arguments.lowered:
         groups_to_functions(model)
@@ -132,7 +132,7 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
         "format": "lowered" if arguments.lowered else "onnx",
         "nodes_before": _operator_counts(original),
         "nodes_after": _operator_counts(model),
-        "passes": ran,
+        "passes": [{"name": name, "changed": changed} for name, changed in instruments.ran],
         "max_error": equality.max_error,
         "unchecked": equality.unchecked,
     }

@@ -1,0 +1,178 @@
+"""The commands that compile: optimize to an artifact, run, analyze, explain, bench."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from convopt.cli import analyze, bench, explain, optimize, run
+from convopt.cli.main import main
+from tests.cli.fields import undocumented
+from tests.cli.models import conv_relu
+
+pytestmark = pytest.mark.kernels
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return conv_relu(tmp_path / "in.onnx")
+
+
+def _document(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return json.loads(shown.out)
+
+
+def test_optimize_writes_an_artifact_that_run_runs(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = tmp_path / "out.convopt"
+    document = _document(["optimize", str(model), "-o", str(artifact), "--verify"], capsys)
+    assert undocumented(document, optimize.COMMAND.fields) == set()
+    assert (document["format"], document["convs"], document["convs_compiled"]) == ("convopt", 1, 1)
+    assert document["fallbacks"] == []
+    assert document["verified"].startswith("equal to the model in onnxruntime")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.onnx", "out.convopt"]
+
+    x = np.random.default_rng(2).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arguments = ["run", str(artifact), "--input", f"x={tmp_path / 'x.npy'}", "-o", str(tmp_path / "y.npz")]
+    document = _document(arguments, capsys)
+    assert undocumented(document, run.COMMAND.fields) == set()
+    session = ort.InferenceSession(model.read_bytes(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": x})[0]
+    with np.load(tmp_path / "y.npz", allow_pickle=False) as arrays:
+        assert list(arrays) == ["y"]
+        np.testing.assert_allclose(arrays["y"], expected, atol=1e-5)
+    (output,) = document["outputs"]
+    assert output == {
+        "name": "y",
+        "dtype": "float32",
+        "shape": [1, 4, 8, 8],
+        "min": pytest.approx(float(expected.min()), abs=1e-5),
+        "max": pytest.approx(float(expected.max()), abs=1e-5),
+        "finite": True,
+    }
+
+
+def test_run_takes_a_model_and_random_inputs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = _document(["run", str(model), "--repeat", "3"], capsys)
+    again = _document(["run", str(model), "--input", "x=random"], capsys)
+    assert first["outputs"] == again["outputs"]
+    assert 0 < first["min_ms"] <= first["median_ms"]
+
+
+def test_run_binds_dynamic_dims_to_the_files_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = conv_relu(tmp_path / "in.onnx", ("N", 3, "H", "W"))
+    np.save(tmp_path / "x.npy", np.ones((2, 3, 5, 6), np.float32))
+    document = _document(["run", str(source), "--input", f"x={tmp_path / 'x.npy'}"], capsys)
+    assert document["outputs"][0]["shape"] == [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "x"], "expected NAME=FILE.npy"),
+        (["--input", "z=random"], "the model's inputs are x"),
+        (["--input", "x=nowhere.npy"], "not a readable .npy file"),
+        (["--input", "x=objects.npy"], "not a readable .npy file"),
+        (["--input", "x=text.npy"], "not a readable .npy file"),
+        (["--input", "x=double.npy"], "expected dtype float32, got float64"),
+        (["--input", "x=random", "--input", "x=random"], "is given twice"),
+        (["-o", "out.txt"], "ends in .npz"),
+        (["--repeat", "0"], "expected at least 1"),
+        (["--precision", "fp8"], "precision 'fp8' is not available"),
+    ],
+)
+def test_run_refuses_wrong_arguments_in_one_line(
+    arguments: list[str],
+    message: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(model.parent)
+    np.save("objects.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    np.save("double.npy", np.zeros((1, 3, 8, 8)))
+    Path("text.npy").write_text("no array")
+    assert main(["run", str(model), *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_an_artifact_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.convopt"
+    path.write_bytes(b"not an artifact")
+    assert main(["run", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_an_artifact_needs_static_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = conv_relu(tmp_path / "in.onnx", ("N", 3, "H", "W"))
+    assert main(["optimize", str(source), "-o", str(tmp_path / "out.convopt")]) == 2
+    assert "give --shape NAME:D,D,... for x (N, 3, H, W)" in capsys.readouterr().err
+    assert not (tmp_path / "out.convopt").exists()
+
+
+def test_analyze_gives_the_gemm_and_the_roofline(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["analyze", str(model), "--threads", "1", "--peak", "100", "--bandwidth", "10"]
+    document = _document(arguments, capsys)
+    assert undocumented(document, analyze.COMMAND.fields) == set()
+    (conv,) = document["convs"]
+    # 8 x 8 outputs, 4 channels, 3 x 3 x 3 products; x, w, b (from the normalization) and y in float32.
+    flop, nbytes = 2 * 64 * 4 * 27, 4 * (3 * 64 + 4 * 27 + 4 + 4 * 64)
+    assert (conv["m"], conv["n"], conv["k"], conv["groups"]) == (64, 4, 27, 1)
+    assert (conv["flop"], conv["bytes"]) == (flop, nbytes)
+    assert conv["intensity"] == pytest.approx(flop / nbytes)
+    assert conv["bound"] == "memory"  # 6.2 FLOP/byte, the ridge is at 10
+    assert conv["floor_us"] == pytest.approx(nbytes / 10e9 * 1e6)
+    assert conv["where"] == "compiled"
+    assert conv["algorithm"]
+
+
+def test_explain_tells_each_pass_of_each_convolution(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = _document(["explain", str(model)], capsys)
+    assert undocumented(document, explain.COMMAND.fields) == set()
+    (conv,) = [node for node in document["nodes"] if node["op"] == "Conv"]
+    said = {note["pass"]: note["text"] for note in conv["notes"]}
+    assert "'norm'" in said["fold-batchnorm"]
+    assert "'pad'" in said["merge-pad"]
+    assert conv["where"] == "compiled"
+    assert main(["explain", str(model), "--node", "conv"]) == 0
+    assert "fold-batchnorm: BatchNormalization 'norm' folded in" in capsys.readouterr().out
+
+
+def test_explain_tells_refusals_and_fallbacks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = _document(["explain", str(model), "--skip", "fold-batchnorm", "--all"], capsys)
+    assert "fold-batchnorm" not in [one["name"] for one in document["passes"]]
+    assert {"conv", "norm", "relu"} <= {node["node"] for node in document["nodes"]}
+
+
+def test_bench_has_a_ratio(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = _document(["bench", str(model), "--threads", "1", "--seconds", "0.02"], capsys)
+    assert undocumented(document, bench.COMMAND.fields) == set()
+    (case,) = document["cases"]
+    ours, peer = case["end_to_end"]["convopt"], case["end_to_end"]["onnxruntime"]
+    assert case["ratio_to_best_peer"] == pytest.approx(peer["median_ms"] / ours["median_ms"])
+    assert ours["max_error"] < 1e-5
+    conv = "n=1,c=8,h=10,w=9,k=6,r=3,s=3,stride=1,pad=1"
+    document = _document(["bench", "--conv", conv, "--threads", "1", "--seconds", "0.02"], capsys)
+    (case,) = document["cases"]
+    assert case["native"]["convopt"]["layout"] == "NHWC"
+    assert case["native"]["convopt"]["max_error"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    "arguments", [["analyze"], ["explain"], ["run"], ["bench", "--seconds", "0.02"]], ids=lambda a: a[0]
+)
+def test_tables_print(arguments: list[str], model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([arguments[0], str(model), *arguments[1:]]) == 0
+    assert capsys.readouterr().out
