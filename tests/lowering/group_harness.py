@@ -65,7 +65,7 @@ def grouped(model: onnx.ModelProto, kind: str) -> ir.Node:
 
 
 def view_of(value: ir.Value, channels_last: bool, gap: int) -> TensorView:
-    """Row-major or channels-last, with `gap` unused elements or rows behind each row of the two inner dims."""
+    """Row-major or channels-last, with `gap` unused elements or rows behind each of the inner dims."""
     assert value.shape is not None and value.dtype is not None
     shape = tuple(int(d) for d in value.shape)  # type: ignore[arg-type]
     rank = len(shape)
