@@ -32,7 +32,8 @@ def check(problem: Problem) -> None:
     assume(np.isfinite(expected).all())  # all taps of a dilated pool can fall into the pads
     module = support.compiled(model, inputs)
     support.assert_within_scale(support.run(module, inputs)["y"], expected, 1e-5, repr(problem))
-    assert support.fallbacks(module) == [], problem
+    if expected.size:  # of nothing, nothing has to be compiled
+        assert support.fallbacks(module) == [], problem
 
 
 @settings(max_examples=80)
@@ -173,7 +174,8 @@ def test_epilogue(problem: Problem, names: list[str], keep: bool) -> None:
     actual, expected = support.run(module, inputs), evaluate(model, inputs)
     for name in outputs:
         support.assert_within_scale(actual[name], expected[name], 2e-5, f"{name}: {names} after {problem}")
-    assert support.fallbacks(module) == []
+    if inputs["x"].size:
+        assert support.fallbacks(module) == []
 
 
 @settings(max_examples=20)
