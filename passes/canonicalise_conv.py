@@ -10,11 +10,13 @@ After:
                        pads = [1, 1, 0, 0], strides = [2, 2]> (y, v)
 
 Pads come from the dilated kernel; a runtime that takes the plain one, or refuses dilation beside SAME, gets
-the numbers. A ceil_mode that changes no extent is dropped. Pools and convs of any rank have this form.
+the numbers. ceil_mode becomes end pads, except where an average counts them. Pools and convs of any rank have
+this form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -90,13 +92,15 @@ def _write_out(node: ir.Node) -> str:
         set_int(node, "group", attribute(node, "group", 1))
     if node.op_type == "ConvTranspose":
         set_ints(node, "output_padding", [a.output_padding for a in axes])
-    if attribute(node, "ceil_mode", 0) and all(
-        _floor_is_ceil(a, s) for a, s in zip(axes, sizes, strict=True)
-    ):
-        del node.attributes["ceil_mode"]
-        described.append("ceil_mode without effect")
-    elif not attribute(node, "ceil_mode", 1):
-        del node.attributes["ceil_mode"]
+    if attribute(node, "ceil_mode", 0):
+        ends = [_floor_end(a, s) for a, s in zip(axes, sizes, strict=True)]
+        if _ends_mean_the_same(node, axes, ends):
+            pads = [*(a.begin for a in axes), *ends]
+            set_ints(node, "pads", pads)
+            del node.attributes["ceil_mode"]
+            described.append("ceil_mode")
+    else:
+        node.attributes.pop("ceil_mode", None)
     if dict(node.attributes) == before:
         return ""
     return (
@@ -106,5 +110,16 @@ def _write_out(node: ir.Node) -> str:
     )
 
 
-def _floor_is_ceil(axis: Axis, size: int) -> bool:
-    return pool_extent(size, axis.effective, axis.stride, axis.begin, axis.end, False) == axis.output
+def _floor_end(axis: Axis, size: int) -> int:
+    """The end pad with which rounding down gives the same windows; the pool's own where it does already."""
+    if pool_extent(size, axis.effective, axis.stride, axis.begin, axis.end, False) == axis.output:
+        return axis.end
+    return max((axis.output - 1) * axis.stride + axis.effective - size - axis.begin, 0)
+
+
+def _ends_mean_the_same(node: ir.Node, axes: Sequence[Axis], ends: Sequence[int]) -> bool:
+    """An average that counts its pads doesn't count what hangs over them; runtimes want pads below the kernel."""
+    if all(a.end == end for a, end in zip(axes, ends, strict=True)):
+        return True
+    counted = node.op_type == "LpPool" or attribute(node, "count_include_pad", 0)
+    return not counted and all(end < a.kernel for a, end in zip(axes, ends, strict=True))

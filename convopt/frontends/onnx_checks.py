@@ -244,6 +244,8 @@ def _check_external(
         fail(f"{what} is in the file {location!r}, a link out of the model's folder; expected one inside")
     if not file.is_file():
         fail(f"{what} is in the file {location!r}, which does not exist; expected it beside the model")
+    if file.stat().st_nlink > 1:
+        fail(f"{what} is in the file {location!r}, which has other hard links; expected a file of its own")
     try:
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", nbytes))

@@ -256,6 +256,13 @@ def test_external_data_through_a_link(tmp_path: Path) -> None:
     _refused(path, "a link out of the model's folder; expected one inside")
 
 
+def test_external_data_through_a_hard_link(tmp_path: Path) -> None:
+    """It may be any file of the same disk; the onnx package refuses it too."""
+    path, _ = _external(tmp_path)
+    (tmp_path / "other").hardlink_to(tmp_path / "m.bin")
+    _refused(path, "'m.bin', which has other hard links; expected a file of its own")
+
+
 def test_external_data_without_a_folder(tmp_path: Path) -> None:
     path, _ = _external(tmp_path)
     _refused(path.read_bytes(), "the model has no folder; expected the model's path")

@@ -142,6 +142,15 @@ CASES: tuple[Case, ...] = (
         }""",
     ),
     Case(
+        "canonicalise-ceil-mode-counted",
+        CanonicaliseConv(),
+        1,
+        """g (float[1,2,8,8] x) => (float[1,2,4,4] y) {
+            y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1,
+                             count_include_pad = 1> (x)
+        }""",
+    ),
+    Case(
         "fold-batchnorm-conv",
         FoldBatchNorm(),
         1,

@@ -85,7 +85,8 @@ def _refusals(model: ir.Model) -> list[str]:
         (
             f"""g (float[1,2,6,6] x) => (float[1,2,4,4] y) {_ALL_ONES} {{
                 p = Pad (x, pads)
-                y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1> (p) }}""",
+                y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1,
+                                 count_include_pad = 1> (p) }}""",
             "with ceil_mode, windows may reach beyond the pads",
         ),
     ],
