@@ -1,6 +1,6 @@
 """`optimize`: a model in, a compiled module out.
 
-    load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify) -> CompiledModule
+load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify) -> CompiledModule
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from convopt.passes.group_kernels import GroupKernels
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
-from convopt.targets import Target, host_cpu
+from convopt.targets import host_cpu
 from convopt.targets.cpu import usable_cores
 from convopt.verification import Verifier
 
@@ -125,10 +125,8 @@ def _check_options(
         raise InputError("im2col_cap and workspace_cap are numbers of bytes; expected at least 1")
 
 
-def _bound_shapes(
-    model: ir.Model, given: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]] | None:
-    """Every input's extents, from the caller or the model; None while a dim is open. Unknown names stay in."""
+def _bound_shapes(model: ir.Model, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
+    """Every input's extents, the caller's or the model's; None while a dim is open. Unknown names stay in."""
     bound = dict(given)
     for value in model.graph.inputs:
         if value.name in given:
@@ -146,9 +144,7 @@ def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]]) -> TensorInfo:
     shape = given.get(value.name or "")
     if shape is None:
         dims = value.shape or ()
-        return TensorInfo(
-            value.name or "", dtype, tuple(d if isinstance(d, int) else d.value for d in dims)
-        )
+        return TensorInfo(value.name or "", dtype, tuple(d if isinstance(d, int) else d.value for d in dims))
     declared = dims_of(value) or shape
     # What the caller fixed of a dynamic dim may still differ from call to call; an overridden one may not.
     names = [d if isinstance(d, int) else d.value for d in value.shape or shape]
@@ -187,7 +183,11 @@ class _Compiler:
 
     def check_shapes(self, given: Mapping[str, tuple[int, ...]]) -> None:
         """Raises InputError for shapes that name no input or don't fit one."""
-        run_passes(self.model.clone(), [p for p in GRAPH_PASSES if p.name == "bind-shapes"], PassContext(shapes=given))
+        run_passes(
+            self.model.clone(),
+            [p for p in GRAPH_PASSES if p.name == "bind-shapes"],
+            PassContext(shapes=given),
+        )
 
     def _graph(self, shapes: Mapping[str, Sequence[int]]) -> tuple[ir.Model, PassContext]:
         """The model after the graph passes: standard ONNX with static shapes."""

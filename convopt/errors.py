@@ -1,4 +1,4 @@
-"""The errors that convopt raises on purpose. Each text names the file, node or input and what was expected."""
+"""The errors raised on purpose. Each text names the file, node or input and what was expected."""
 
 
 class ConvoptError(Exception):

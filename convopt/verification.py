@@ -29,7 +29,7 @@ FLOAT32_TOLERANCE = 1e-4
 
 @dataclass
 class Verifier:
-    """model: as given. graph: after the graph passes, in standard ONNX. given: inputs to use where they fit."""
+    """model: as given. graph: after the graph passes, standard ONNX. given: inputs to use where they fit."""
 
     model: ir.Model
     graph: ir.Model
@@ -67,8 +67,8 @@ class Verifier:
             error, bound = _error(self._expected[name], array), tolerance(array.dtype)
             if not error <= bound:
                 return VerificationError(
-                    f"output {name!r} differs from onnxruntime by {error:.2e} of its scale; at most {bound:.0e}"
-                    " was expected"
+                    f"output {name!r} differs from onnxruntime by {error:.2e} of its scale;"
+                    f" expected at most {bound:.0e}"
                 )
             worst = max(worst, error)
         self.report = f"equal to {self._reference} in onnxruntime within {worst:.1e} of the output's scale"
@@ -85,7 +85,9 @@ class Verifier:
         for probe, name, group in probes:
             error, bound = _error(expected[name], found[probe]), tolerance(found[probe].dtype)
             if not error <= bound:
-                reason = f"verification: {name} differs by {error:.2e} of its scale, at most {bound:.0e} expected"
+                reason = (
+                    f"verification: {name} differs by {error:.2e} of its scale, at most {bound:.0e} expected"
+                )
                 return {node.name or "": reason for node in body_of(group)}
         return {}
 

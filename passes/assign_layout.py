@@ -1,10 +1,11 @@
 """Gives every value its order in memory, row-major or channels-last, at the least cost in copies.
 
-Each operator has demands: convolutions, pools and resizes want channels-last; islands, reshapes and the model's
-inputs and outputs are row-major; elementwise operators and concatenations take any order, the same on all
-sides. Choosing the free ones so that the fewest bytes are copied is a minimum cut: the nodes are the groups,
-the two sides the two orders, an edge is a value whose copy costs its bytes. Where producer and consumer differ,
-a Relayout is inserted; Transposes of the model that channels-last makes trivial cost nothing.
+Each operator has demands: convolutions, pools and resizes want channels-last; islands, reshapes and the
+model's inputs and outputs are row-major; elementwise operators and concatenations take any order, the same on
+all sides. Choosing the free ones so that the fewest bytes are copied is a minimum cut: the nodes are the
+groups, the two sides the two orders, an edge is a value whose copy costs its bytes. Where producer and
+consumer differ, a Relayout is inserted; Transposes of the model that channels-last makes trivial cost
+nothing.
 
 Before::
 

@@ -62,7 +62,7 @@ class DepthwiseConv:
         _, kh, kw = problem.kernel
         taps = problem.taps
         if taps > UNROLLED_TAPS:
-            loads = self.columns * taps + taps
+            loads = float(self.columns * taps + taps)
         else:
             loads = ((self.rows - 1) * sh + kh) * ((self.columns - 1) * sw + kw) * problem.kernel[0]
             loads += taps * self.rows * self.columns * 0.6  # some weights stay in registers
@@ -75,7 +75,8 @@ class DepthwiseConv:
 
     def tasks(self, problem: ConvProblem, target: Target) -> int:
         bands = -(-problem.y.shape[3] // self.rows)
-        chunks = -(-(-(-problem.groups // target.lanes)) // self.channel_chunk)
+        vectors = -(-problem.groups // target.lanes)
+        chunks = -(-vectors // self.channel_chunk)
         return problem.y.shape[1] * problem.y.shape[2] * bands * chunks
 
     def scratch_bytes(self, problem: ConvProblem, target: Target) -> int:

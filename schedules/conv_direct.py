@@ -47,9 +47,7 @@ def position_axes(problem: ConvProblem) -> list[Axis]:
     x, y, others = problem.x, problem.y, problem.others
     step = (1, *problem.strides)
     axes = [
-        Axis(
-            y.shape[i], x.strides[i] * step[i - 1], y.strides[i], tuple(o.strides[i] for o in others)
-        )
+        Axis(y.shape[i], x.strides[i] * step[i - 1], y.strides[i], tuple(o.strides[i] for o in others))
         for i in range(1, 5)
         if y.shape[i] != 1
     ] or [Axis(1, 0, 0, (0,) * len(others))]
@@ -68,7 +66,8 @@ def position_axes(problem: ConvProblem) -> list[Axis]:
 class DirectConv:
     """pixels x vectors: the register tile. flat: tiles run across rows, with an address per position.
 
-    feature_chunk: tiles of output channels a task takes; row_chunk: rows (flat: tiles of pixels) a task takes.
+    feature_chunk: tiles of output channels a task takes; row_chunk: rows (flat: tiles of pixels) a task
+    takes.
     """
 
     name: ClassVar[str] = "direct"
@@ -118,7 +117,7 @@ class DirectConv:
         features = -(-problem.features // lanes)
         per_row = rows * width if self.flat else width
         tiles = -(-per_row // self.pixels)
-        # Balanced tiles: their pixels are all used, what is lost are slots of the pipeline when a tile is small.
+        # Balanced tiles: their pixels are all used, what is lost are slots of a small tile's pipeline.
         pixels = per_row / tiles
         fma = pixels * self.vectors
         loads = pixels + self.vectors

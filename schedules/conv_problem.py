@@ -3,7 +3,8 @@
 Convolutions of any rank, ConvTranspose (one problem per output phase), Gemm and MatMul all become this:
 
     y[g, n, d, h, w, k] = epilogue(bias[g, k] + sum over (kd, kh, kw, c) of
-        x[g, n, d*sd + kd*dd - pd, h*sh + kh*dh - ph, w*sw + kw*dw - pw, c] * weight[g, kd, kh, kw, c, k], ...)
+        x[g, n, d*sd + kd*dd - pd, h*sh + kh*dh - ph, w*sw + kw*dw - pw, c] * weight[g, kd, kh, kw, c, k],
+        ...)
 
 Missing spatial dimensions have extent 1. In GEMM terms M = n*d*h*w output pixels, N = k, K = kd*kh*kw*c. The
 memory before and after x that the pads reach must exist and hold zeros: the lowering sees to it.
@@ -28,8 +29,9 @@ Array = np.ndarray[Any, Any]
 class ConvProblem:
     """x: (g, n, d, h, w, c) and y: (g, n, d, h, w, k), any strides, y's channels contiguous.
 
-    others: further operands of the epilogue, each shaped like y, broadcast by stride 0; the epilogue's input 0
-    is the sum. bias: whether there is a bias operand. Operands of a kernel: x, weight, [bias], others..., y.
+    others: further operands of the epilogue, each shaped like y, broadcast by stride 0; the epilogue's input
+    0 is the sum. bias: whether there is a bias operand. Operands of a kernel: x, weight, [bias], others...,
+    y.
     """
 
     x: TensorView
@@ -77,7 +79,8 @@ class ConvProblem:
 
 
 def pack_weight(weight: Array, channel_block: int, tile: int) -> Array:
-    """(g, k, c, kd, kh, kw) to (g, k/tile, c/channel_block, kd, kh, kw, channel_block, tile), k padded by zeros.
+    """(g, k, c, kd, kh, kw) to (g, k/tile, c/channel_block, kd, kh, kw, channel_block, tile), k padded by
+    zeros.
 
     A kernel then reads one contiguous panel from beginning to end for each tile of pixels.
     """

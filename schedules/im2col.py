@@ -2,8 +2,9 @@
 
     matrix[g, image, pixel, (kd, kh, kw, c)] = x[g, image, pixel's window]
 
-The matrix has kd*kh*kw times the input's elements per output pixel: the lowering cuts the batch, or one image's
-rows, into chunks under a cap. expand_col images at once widen the GEMM where one image has few pixels.
+The matrix has kd*kh*kw times the input's elements per output pixel: the lowering cuts the batch, or one
+image's rows, into chunks under a cap. expand_col images at once widen the GEMM where one image has few
+pixels.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ def generator_version() -> str:
 
 def kernel_key(schedule: Any, problem: Any, target: Target) -> str:
     """Identity of a kernel: equal keys mean equal machine code, so equal kernels are compiled once."""
-    text = "\n".join([generator_version(), repr(target), type(schedule).__module__, repr(schedule), repr(problem)])
+    text = "\n".join(
+        [generator_version(), repr(target), type(schedule).__module__, repr(schedule), repr(problem)]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""TIR to an object file for a CPU, by TVM's LLVM. Runs in compiler workers (see `convopt.codegen.workers`)."""
+"""TIR to an object file for a CPU, by TVM's LLVM. Runs in the processes of `convopt.codegen.workers`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The compiler process: reads kernels on stdin, writes object files on stdout.
 
 Native code that aborts (LLVM does, on what it doesn't know) ends this process and nothing else. A request is
-a pickled (schedule, problem, target, symbol), an answer a pickled (ok, object file or message); both come from
-and go to the parent's own pipe, never from a file. Frames are 8 bytes of length and the data. The process ends
-with its parent (end of file) or after a minute without work.
+a pickled (schedule, problem, target, symbol), an answer a pickled (ok, object file or message); both come
+from and go to the parent's own pipe, never from a file. Frames are 8 bytes of length and the data. The
+process ends with its parent (end of file) or after a minute without work.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import sys
-from typing import BinaryIO
+from typing import IO
 
 _IDLE_SECONDS = 60.0
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """The next frame, None at the end of the stream."""
     header = stream.read(8)
     if len(header) < 8:
@@ -26,7 +25,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return data
 
 
-def write_frame(stream: BinaryIO, data: bytes) -> None:
+def write_frame(stream: IO[bytes], data: bytes) -> None:
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
 
@@ -43,12 +42,13 @@ def main() -> None:
         if frame is None:
             return
         schedule, problem, target, symbol = pickle.loads(frame)
+        answer: tuple[bool, bytes | str]
         try:
-            answer = (True, object_code(schedule.apply(problem, target, symbol), target))
-        except Exception as error:
-            answer = (False, f"{type(error).__name__}: {error}")
+            answer = True, object_code(schedule.apply(problem, target, symbol), target)
+        except Exception as error:  # whatever it is, the parent is told and the next kernel is compiled
+            answer = False, f"{type(error).__name__}: {error}"
         write_frame(answers, pickle.dumps(answer))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

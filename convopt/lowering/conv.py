@@ -1,7 +1,7 @@
 """Conv, ConvTranspose, Gemm and MatMul groups to direct convolutions.
 
-A ConvTranspose of stride s is one ordinary convolution per residue of the output position modulo s: each output
-of a phase sees only every s-th tap, so no zeros are inserted and no product is computed for nothing.
+A ConvTranspose of stride s is one ordinary convolution per residue of the output position modulo s: each
+output of a phase sees only every s-th tap, so no zeros are inserted and no product is computed for nothing.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     body = body_of(group)
     node = next(iter(body))
     outer = dict(zip(body.inputs, group.inputs, strict=True))
-    x, output = outer[node.inputs[0]], group.outputs[0]
+    first = node.inputs[0]
+    assert first is not None
+    x, output = outer[first], group.outputs[0]
     assert x is not None
     g, epilogue = _geometry(node), epilogue_of(group)
     weight, bias = _constant_of(outer, node, 1), _constant_of(outer, node, 2)
@@ -247,14 +249,10 @@ def packed_call(
         f"@{'x'.join(str(e) for e in problem.y.shape[1:5])} {schedule.name}"
     )
     gaps = (0,) * len(packed)
-    return KernelCall(
-        schedule, problem, (x, *packed, *others, y), label, (offsets[0], *gaps, *offsets[1:])
-    )
+    return KernelCall(schedule, problem, (x, *packed, *others, y), label, (offsets[0], *gaps, *offsets[1:]))
 
 
-def _transposed_parts(
-    g: _Geometry, weights: Array, y: TensorView, others: list[TensorView]
-) -> list[_Part]:
+def _transposed_parts(g: _Geometry, weights: Array, y: TensorView, others: list[TensorView]) -> list[_Part]:
     dims = [_phases(g, d, y.shape[2 + d]) for d in range(3)]
     if (count := prod(len(phases) for phases in dims)) > MOST_PHASES:
         raise Refused(f"{count} output phases > {MOST_PHASES}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from itertools import product
+from itertools import pairwise, product
 
 import onnx_ir as ir
 
@@ -53,8 +53,8 @@ def copy_call(source: ir.Value, output: ir.Value, context: LoweringContext) -> K
 def _common_shape(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:
     """Both views over the finest dims that either has; equal runs of elements line up."""
     edges = sorted(_edges(a.shape) | _edges(b.shape), reverse=True)
-    shape = tuple(outer // inner for outer, inner in zip(edges, edges[1:], strict=False))
-    if any(outer % inner for outer, inner in zip(edges, edges[1:], strict=False)):
+    shape = tuple(outer // inner for outer, inner in pairwise(edges))
+    if any(outer % inner for outer, inner in pairwise(edges)):
         raise Refused(f"no common dims of {a.shape} and {b.shape}")
     return _refined(a, shape), _refined(b, shape)
 
@@ -102,7 +102,5 @@ def halo_calls(storage: Storage, place: Place, target: Target) -> list[KernelCal
         problem = PointwiseProblem((), (slab,), Expression(0, (Op("const", (), (0.0,)),), (0,)))
         offset = sum(s * step for s, step in zip(start, view.strides, strict=True))
         operands: tuple[Operand, ...] = (storage.root,)
-        calls.append(
-            KernelCall(pointwise.default(problem, target), problem, operands, "halo", (offset,))
-        )
+        calls.append(KernelCall(pointwise.default(problem, target), problem, operands, "halo", (offset,)))
     return calls

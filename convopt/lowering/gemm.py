@@ -7,6 +7,7 @@ products with a right operand each become the convolution's groups.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -66,7 +67,9 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         flat = np.lib.stride_tricks.as_strided(
             np.ascontiguousarray(weight), m.b.shape, [s * weight.itemsize for s in m.b.strides]
         )
-        weights = np.asarray(flat, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1) * np.float32(scale)
+        weights = np.asarray(flat, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1) * np.float32(
+            scale
+        )
         offsets = (0,) * (2 + len(values))
         schedule = choose_conv(problem, context.target, context.threads)
         operands = (a, *values, output)
@@ -97,9 +100,7 @@ def _dynamic(
     return [pack, KernelCall(call.schedule, call.problem, operands, call.label, call.offsets)]
 
 
-def _gemm_bias(
-    node: ir.Node, outer: dict[ir.Value, ir.Value | None]
-) -> tuple[Array | None, ir.Value | None]:
+def _gemm_bias(node: ir.Node, outer: dict[ir.Value, ir.Value | None]) -> tuple[Array | None, ir.Value | None]:
     """Gemm's third operand: as a bias per column if it is constant, else as an operand of the epilogue."""
     inner = input_at(node, 2) if node.op_type == "Gemm" else None
     if inner is None:
@@ -173,7 +174,10 @@ def _matrices(a: TensorView, b: TensorView, y: TensorView, others: list[TensorVi
         if len(batch) > 3:
             raise Refused(f"{len(batch)} batch dims, at most 3 have loops")
         return _Matrices(
-            _pick(a, [], batch), _right(b, []), _pick(y, [], batch), tuple(_pick(o, [], batch) for o in others)
+            _pick(a, [], batch),
+            _right(b, []),
+            _pick(y, [], batch),
+            tuple(_pick(o, [], batch) for o in others),
         )
     if len(batch) > 1 and not all(_mergeable(view, batch) for view in (a, b, y, *others)):
         raise Refused("the batch dims of the operands are not one dim in memory")
@@ -190,9 +194,7 @@ def _batched(view: TensorView, batch: tuple[int, ...], rank: int) -> TensorView:
 
 
 def _mergeable(view: TensorView, dims: list[int]) -> bool:
-    return all(
-        view.strides[a] == view.strides[b] * view.shape[b] for a, b in zip(dims, dims[1:], strict=False)
-    )
+    return all(view.strides[a] == view.strides[b] * view.shape[b] for a, b in pairwise(dims))
 
 
 def _pick(view: TensorView, groups: list[int], pixels: list[int]) -> TensorView:

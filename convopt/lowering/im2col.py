@@ -26,7 +26,7 @@ class Chunk:
 
 
 def chunks(problem: ConvProblem, expand_col: int, cap: int) -> list[Chunk]:
-    """The work in pieces of at most `expand_col` images whose matrix takes at most `cap` bytes (or one row)."""
+    """Pieces of at most `expand_col` images whose matrix takes at most `cap` bytes (or has one row)."""
     _, n, d, h, w, _ = problem.y.shape
     row_bytes = problem.groups * d * w * problem.taps * problem.channels * 4
     rows = max(1, min(h, cap // max(row_bytes, 1)))

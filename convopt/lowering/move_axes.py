@@ -28,7 +28,7 @@ def split_sizes(node: ir.Node) -> tuple[int, ...]:
 
 
 def slices_of(node: ir.Node) -> list[tuple[int, int, int, int]] | None:
-    """(axis, start, step, extent) of every sliced axis, clamped as the operator says; None if not constant."""
+    """(axis, start, step, extent) of every sliced axis, clamped as ONNX says; None if not constant."""
     shape = static_shape(node.inputs[0])
     starts, ends = constant(input_at(node, 1)), constant(input_at(node, 2))
     if shape is None or starts is None or ends is None:

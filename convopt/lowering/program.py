@@ -1,6 +1,6 @@
 """A grouped model with layouts, as a Program: every group lowered, every value at an address.
 
-    plan aliases -> add halos -> lower each group -> compile the kernels -> lifetimes and arena -> steps
+plan aliases -> add halos -> lower each group -> compile the kernels -> lifetimes and arena -> steps
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Builder:
             yield from (v for v in group.outputs if static_shape(v) is not None)
 
     def _add_halos(self) -> None:
-        """Gives the input of every padded convolution a border of zeros, by a copy where it can't have one."""
+        """Gives every padded convolution's input a border of zeros, by a copy where it can't have one."""
         copies: dict[ir.Value, ir.Value] = {}
         for group in list(self.graph):
             if group.op_type != "Conv":
@@ -136,7 +136,7 @@ class _Builder:
             self.graph.sort()
 
     def _own_outputs(self) -> None:
-        """Makes every output of the model memory of its own: not an input, a constant, a view or one twice."""
+        """Makes every output memory of its own: not an input, a constant, a view or the same value twice."""
         seen: set[ir.Value] = set()
         for index, value in enumerate(self.graph.outputs):
             producer = value.producer()
@@ -173,7 +173,9 @@ class _Builder:
             try:
                 for root in {self.plan.root(v) for v in pending}:
                     if self.plan.storages[root].has_halo and self._first_writer(root) is group:
-                        work.calls += halo_calls(self.plan.storages[root], self.plan.places[root], self.target)
+                        work.calls += halo_calls(
+                            self.plan.storages[root], self.plan.places[root], self.target
+                        )
                 if pending:
                     work.calls += self._calls(group, context)
             except Refused as reason:
@@ -207,11 +209,10 @@ class _Builder:
             return [copy_call(source, group.outputs[0], context)]
         calls = lower_group(group, context)
         # What a Concat's inputs wrote straight into its output needs no copy.
-        in_place = {v for v in group.inputs if v in self.plan.aliases and self._lives_in(v, group.outputs[0])}
-        return [c for c in calls if not (c.operands[0] in in_place and not in_place.remove(c.operands[0]))]
-
-    def _lives_in(self, value: ir.Value | None, output: ir.Value) -> bool:
-        return value is not None and self.plan.aliases[value].parent is output
+        for value in {v for v in group.inputs if v is not None and v in self.plan.aliases}:
+            if self.plan.aliases[value].parent is group.outputs[0]:
+                calls.remove(next(c for c in calls if c.operands[0] is value))
+        return calls
 
     def _contiguous_inputs(self, group: ir.Node) -> list[KernelCall]:
         """Copies of the island's inputs that are not gapless where they live."""
@@ -381,8 +382,7 @@ class _Assembler:
                 reason = node.metadata_props.get(REFUSED, "")
                 yield Placement(node.name or "", node.op_type, "fallback", reason)
             elif work.group.op_type != "Relayout":
-                where = "compiled" if work.calls else "view"
-                yield Placement(node.name or "", node.op_type, where, label)
+                yield Placement(node.name or "", node.op_type, "compiled" if work.calls else "view", label)
 
 
 def _spec(value: ir.Value) -> TensorSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
 import onnx_ir as ir
@@ -81,7 +82,7 @@ class StoragePlan:
 
 
 def plan_aliases(graph: ir.Graph, fixed: Iterable[ir.Value]) -> StoragePlan:
-    """Decides what is a view of what. `fixed` values (inputs and outputs of the model) are never in a slot."""
+    """Decides what is a view of what. `fixed` values (the model's inputs and outputs) are never in a slot."""
     plan = StoragePlan()
     untouchable = set(fixed)
     for group in graph:
@@ -107,7 +108,7 @@ def _order_fits(view: TensorView, order: tuple[int, ...], value: ir.Value) -> bo
     if not has_choice(value):
         return True
     steps = [view.strides[d] for d in order if view.shape[d] > 1]
-    return all(a >= b for a, b in zip(steps, steps[1:], strict=False))
+    return all(a >= b for a, b in pairwise(steps))
 
 
 def _nominal(plan: StoragePlan, known: dict[ir.Value, Place], value: ir.Value) -> Place:
@@ -140,7 +141,7 @@ def _alias_concat(plan: StoragePlan, group: ir.Node, untouchable: set[ir.Value])
     axis, start = concat_axis(group), 0
     outer = dict(zip(body.inputs, group.inputs, strict=True))
     for inner in order:
-        value = outer.get(inner)
+        value = outer.get(inner) if inner is not None else None
         extent = (static_shape(inner) or ())[axis]
         if value is not None and _fits_slot(plan, value, output, untouchable):
             plan.aliases[value] = _Alias(output, slice_transform(axis, start, 1, extent), axis < 2)
@@ -151,7 +152,11 @@ def _fits_slot(plan: StoragePlan, value: ir.Value, output: ir.Value, untouchable
     producer = value.producer()
     if producer is None or producer.op_type in ("View", "Island") or value in untouchable:
         return False
-    if producer.op_type == "Move" and next(iter(body_of(producer))).op_type in ("Slice", "Split", "Transpose"):
+    if producer.op_type == "Move" and next(iter(body_of(producer))).op_type in (
+        "Slice",
+        "Split",
+        "Transpose",
+    ):
         return False
     return value not in plan.aliases and (layout_of(value) == layout_of(output) or not has_choice(value))
 
@@ -208,7 +213,9 @@ def slice_transform(axis: int, start: int, step: int, extent: int) -> Transform:
 def transpose_transform(perm: tuple[int, ...]) -> Transform:
     def apply(place: Place) -> Place:
         shape = tuple(place.view.shape[p] for p in perm)
-        return Place(TensorView(shape, tuple(place.view.strides[p] for p in perm), place.view.dtype), place.offset)
+        return Place(
+            TensorView(shape, tuple(place.view.strides[p] for p in perm), place.view.dtype), place.offset
+        )
 
     return apply
 
@@ -222,7 +229,7 @@ def reshape_transform(shape: tuple[int, ...]) -> Transform:
 
 
 def reshaped_strides(view: TensorView, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides under which the view's elements, in row-major order, have the new shape; None if there are none."""
+    """Strides that give the view's elements, in row-major order, the new shape; None if none do."""
     old = [(e, s) for e, s in zip(view.shape, view.strides, strict=True) if e != 1]
     strides: list[int] = []
     position = 0
@@ -247,7 +254,7 @@ def reshaped_strides(view: TensorView, shape: tuple[int, ...]) -> tuple[int, ...
                 want *= new[i]
                 i += 1
         run = old[first_old:position]
-        if any(a != b * e for (_, a), (e, b) in zip(run, run[1:], strict=False)):
+        if any(a != b * e for (_, a), (e, b) in pairwise(run)):
             return None
         step, piece = run[-1][1], []
         for extent in reversed(new[first_new:i]):
@@ -257,9 +264,7 @@ def reshaped_strides(view: TensorView, shape: tuple[int, ...]) -> tuple[int, ...
     return tuple(strides) if position == len(old) else None
 
 
-def allocate(
-    plan: StoragePlan, values: Iterable[ir.Value], halos: dict[ir.Value, Halo]
-) -> None:
+def allocate(plan: StoragePlan, values: Iterable[ir.Value], halos: dict[ir.Value, Halo]) -> None:
     """Fixes every root's halo, size and strides; all places are known afterwards."""
     for value in values:
         if plan.is_alias(value):

@@ -66,35 +66,32 @@ def direct_kernel(schedule: DirectConv, problem: ConvProblem, target: Target, sy
         with body.task() as task:
             group, rest = task // (feature_chunks * row_chunks), task % (feature_chunks * row_chunks)
             # Neighbouring tasks share their weights where rows are many, their pixels where rows are few.
-            feature0, row0 = rest // row_chunks * schedule.feature_chunk, rest % row_chunks * schedule.row_chunk
+            feature0 = rest // row_chunks * schedule.feature_chunk
+            row0 = rest % row_chunks * schedule.row_chunk
             feature_count = tirx.min(features - feature0, schedule.feature_chunk)
             row_count = tirx.min(rows - row0, schedule.row_chunk)
-            with T.serial(0, panels) as panel, T.serial(0, feature_count) as f:
-                with T.serial(0, row_count) as r:
-                    place = (group, feature0 + f, panel)
-                    row = row0 + r
-                    if schedule.flat:
-                        last = prod(extents) - 1
-                        tile(
-                            place,
-                            [
-                                # Positions past the end repeat the last one: the same value is stored twice.
-                                offsets(axes, unravel(tirx.min(row * schedule.pixels + i, last), extents))
-                                for i in range(schedule.pixels)
-                            ],
-                        )
-                    for start, count, size in [] if schedule.flat else balanced(extents[-1], schedule.pixels):
-                        with T.serial(0, count) as t:
-                            outer = unravel(row, extents[:-1]) if len(extents) > 1 else []
-                            first = start + t * size
-                            tile(place, [offsets(axes, [*outer, first + i]) for i in range(size)])
+            panel_loop, feature_loop = T.serial(0, panels), T.serial(0, feature_count)
+            with panel_loop as panel, feature_loop as f, T.serial(0, row_count) as r:
+                place, row = (group, feature0 + f, panel), row0 + r
+                if schedule.flat:
+                    # Positions past the end repeat the last one: the same value is stored twice.
+                    last, first = prod(extents) - 1, row * schedule.pixels
+                    indices = [unravel(tirx.min(first + i, last), extents) for i in range(schedule.pixels)]
+                    tile(place, [offsets(axes, index) for index in indices])
+                for start, count, size in [] if schedule.flat else balanced(extents[-1], schedule.pixels):
+                    outer = unravel(row, extents[:-1]) if len(extents) > 1 else []
+                    with T.serial(0, count) as t:
+                        first = start + t * size
+                        tile(place, [offsets(axes, [*outer, first + i]) for i in range(size)])
     return body.function
 
 
 class _Tile:
     """Emits one register tile at given positions."""
 
-    def __init__(self, schedule: DirectConv, problem: ConvProblem, target: Target, buffers: list[Any]) -> None:
+    def __init__(
+        self, schedule: DirectConv, problem: ConvProblem, target: Target, buffers: list[Any]
+    ) -> None:
         self.schedule, self.problem, self.lanes = schedule, problem, target.lanes
         self.x, self.weight, *rest = buffers
         self.bias = rest.pop(0) if problem.bias else None
@@ -173,7 +170,13 @@ class _Tile:
                     T.buffer_store(sums[i][v], self.y[lanes_at(at, count)], [lanes_at(first, count)])
 
     def _store(
-        self, group: Any, channel0: Any, positions: list[Position], sums: list[list[Any]], width: int, last: bool
+        self,
+        group: Any,
+        channel0: Any,
+        positions: list[Position],
+        sums: list[list[Any]],
+        width: int,
+        last: bool,
     ) -> None:
         problem, lanes = self.problem, self.lanes
         for i, (_, y_at, others_at) in enumerate(positions):

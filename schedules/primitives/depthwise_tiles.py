@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def depthwise_kernel(schedule: DepthwiseConv, problem: ConvProblem, target: Target, symbol: str) -> Any:
     lanes, groups = target.lanes, problem.groups
-    _, images, depth, height, width, _ = problem.y.shape
+    _, _, depth, height, width, _ = problem.y.shape
     full, tail = groups // lanes, groups % lanes
     vectors = full + (1 if tail else 0)
     chunks = -(-vectors // schedule.channel_chunk)
@@ -40,7 +40,9 @@ def depthwise_kernel(schedule: DepthwiseConv, problem: ConvProblem, target: Targ
                     for column, tiles, columns in balanced(width, schedule.columns):
                         with T.serial(0, tiles) as t:
                             corner = (*origin, column + t * columns)
-                            with T.serial(0, tirx.max(0, tirx.min(full - first, schedule.channel_chunk))) as v:
+                            with T.serial(
+                                0, tirx.max(0, tirx.min(full - first, schedule.channel_chunk))
+                            ) as v:
                                 tile(corner, rows, columns, (first + v) * lanes, lanes)
                             if tail:
                                 with T.If(chunk == chunks - 1), T.Then():

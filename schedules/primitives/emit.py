@@ -16,7 +16,7 @@ from convopt.schedules.base import TensorView
 
 @dataclass
 class KernelBody:
-    """Inside `kernel`: one flat buffer per argument, the task range, the scratch pointer, then the function."""
+    """Inside `kernel`: a flat buffer per argument, the task range, the scratch pointer, then the function."""
 
     buffers: list[Any]
     begin: Any
@@ -38,21 +38,20 @@ def kernel(symbol: str, arguments: Sequence[TensorView]) -> Iterator[KernelBody]
     Buffers are flat, of unknown length, and aligned to one element only: callers' arrays are no better.
     Indices may be negative (a halo lies before element 0).
     """
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=False):
-            T.func_name(symbol)
-            T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
-            begin, end = T.arg("begin", T.int32()), T.arg("end", T.int32())
-            scratch = T.arg("scratch", T.handle("float32"))
-            pointers = [T.arg(f"p{i}", T.handle(view.dtype)) for i, view in enumerate(arguments)]
-            buffers = [
-                T.decl_buffer(
-                    (2**31 - 1,), view.dtype, data=p, align=tvm.DataType(view.dtype).bits // 8, layout=None
-                )
-                for p, view in zip(pointers, arguments, strict=True)
-            ]
-            body = KernelBody(buffers, begin, end, scratch)
-            yield body
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(symbol)
+        T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
+        begin, end = T.arg("begin", T.int32()), T.arg("end", T.int32())
+        scratch = T.arg("scratch", T.handle("float32"))
+        pointers = [T.arg(f"p{i}", T.handle(view.dtype)) for i, view in enumerate(arguments)]
+        buffers = [
+            T.decl_buffer(
+                (2**31 - 1,), view.dtype, data=p, align=tvm.DataType(view.dtype).bits // 8, layout=None
+            )
+            for p, view in zip(pointers, arguments, strict=True)
+        ]
+        body = KernelBody(buffers, begin, end, scratch)
+        yield body
     body.function = builder.get()
 
 
