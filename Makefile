@@ -20,6 +20,7 @@ demo: $(VENV)/.installed
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.installed-dev
+	@echo "tests marked slow are left to: make test-slow"
 	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.installed-dev
@@ -37,7 +38,7 @@ bench: $(VENV)/.installed-dev
 
 # Debian's python3 has no ensurepip without the package python3-venv; pip itself can fill the environment then.
 $(VENV)/bin/pip:
-	$(PYTHON) -m venv $(VENV) || { \
+	@$(PYTHON) -m venv $(VENV) || { \
 	  $(PYTHON) -m venv --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --quiet --python $(VENV)/bin/python install pip; } || { \
 	  rm -rf $(VENV); echo "make: $(PYTHON) can't make a virtual environment: install python3-venv" >&2; exit 1; }
