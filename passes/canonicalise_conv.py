@@ -118,7 +118,7 @@ def _floor_end(axis: Axis, size: int) -> int:
 
 
 def _ends_mean_the_same(node: ir.Node, axes: Sequence[Axis], ends: Sequence[int]) -> bool:
-    """An average that counts its pads doesn't count what hangs over them; runtimes want pads below the kernel."""
+    """An average that counts its pads doesn't count what is beyond; runtimes want pads below the kernel."""
     if all(a.end == end for a, end in zip(axes, ends, strict=True)):
         return True
     counted = node.op_type == "LpPool" or attribute(node, "count_include_pad", 0)

@@ -62,7 +62,7 @@ def _run(node: ir.Node, inputs: Sequence[Array | None], opsets: Mapping[str, int
     values = {v.name: v for v in node.inputs if v is not None}
     kept = [v for v in node.outputs if v.name]
     graph = onnx.helper.make_graph(
-        [ir.to_proto(node)],
+        [ir.serde.serialize_node(node)],
         "node",
         [onnx.ValueInfoProto(name=name, type=type_proto(values[name])) for name in feeds],
         [onnx.ValueInfoProto(name=v.name) for v in kept],

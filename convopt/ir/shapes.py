@@ -119,11 +119,13 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
             return False
         types[value.name] = type_proto(value)
         if value.is_initializer() and value.const_value is not None and value.const_value.size <= DATA_LIMIT:
-            data[value.name] = ir.to_proto(value.const_value)
+            data[value.name] = ir.serde.serialize_tensor(value.const_value)
             data[value.name].name = value.name
     imports = [onnx.helper.make_opsetid(domain, number) for domain, number in opsets.items()]
     try:
-        found = shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, None, imports)
+        found = shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, None, imports
+        )
     except shape_inference.InferenceError as error:
         raise ModelError(f"{label(node)}: {_first_reason(error)} (input shapes {_shapes(node)})") from error
     for value in node.outputs:

@@ -95,7 +95,7 @@ def _names(values: Sequence[ir.Value]) -> Iterator[str]:
 def new_constant(graph: ir.Graph, array: Array, stem: str) -> ir.Value:
     """A new initializer of the graph that holds the array."""
     name = unique_name(graph, stem)
-    tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
+    tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
     value = ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
     )
