@@ -7,6 +7,7 @@ operand's name. What lies inside an output's memory and isn't the output keeps a
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import subprocess
 from collections.abc import Sequence
@@ -146,7 +147,7 @@ class FencedKernels:
         pointers = (ctypes.c_void_p * MOST_OPERANDS)(*(o.pointer for o in operands))
         edges = [0, *(int(cut * tasks) for cut in cuts), tasks]
         kernel = ctypes.cast(self.library[self.symbols[number]], ctypes.c_void_p)
-        for begin, end in reversed(list(zip(edges, edges[1:], strict=False))):
+        for begin, end in reversed(list(itertools.pairwise(edges))):
             fault = self.library.fenced_call(kernel, begin, end, aligned, pointers)
             if fault is not None:
                 where = [i for i, o in enumerate(operands) if o.holds(fault)]

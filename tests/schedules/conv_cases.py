@@ -1,11 +1,10 @@
-"""Convolution problems in all kinds of memory, with their results in float64 by the formula of ConvProblem."""
+"""Convolution problems in all kinds of memory, with their results in float64 by ConvProblem's formula."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ PLAIN, RELU = (identity(), lambda s: s), (unary("relu"), lambda s: np.maximum(s,
 SUM_RELU = (Expression(2, (Op("add", (0, 1)), Op("relu", (2,))), (3,)), lambda s, a: np.maximum(s + a, 0))
 FMA = (Expression(3, (Op("mul", (0, 1)), Op("add", (3, 2))), (4,)), lambda s, a, b: s * a + b)
 
-# How an operand of the epilogue lies: which of (channel, image, pixel) move its pointer, channels last or not.
+# How an operand of the epilogue lies: which of channel, image and pixel move its pointer, and in what order.
 FULL, PLANAR, ROW, PIXEL, SCALAR, IMAGE = "full", "planar", "row", "pixel", "scalar", "image"
 
 

@@ -47,26 +47,57 @@ CASES = {
     "7x7, unlike pads": depthwise(8, (1, 9, 5), kernel=(1, 7, 7), begin=(0, 4, 1), end=(0, 2, 5), bias=False),
     "9x9, looped": depthwise(27, (1, 5, 7), kernel=(1, 9, 9), begin=(0, 4, 4), end=(0, 4, 4), batch=3),
     "looped s2 d2": depthwise(
-        5, (1, 5, 31), kernel=(1, 5, 11), strides=(1, 2, 2), dilations=(1, 2, 2), begin=(0, 4, 10), end=(0, 4, 10)
+        5,
+        (1, 5, 31),
+        kernel=(1, 5, 11),
+        strides=(1, 2, 2),
+        dilations=(1, 2, 2),
+        begin=(0, 4, 10),
+        end=(0, 4, 10),
     ),
-    "dilated": depthwise(3, (1, 11, 14), kernel=(1, 3, 2), strides=(1, 1, 2), dilations=(1, 2, 2), end=(0, 1, 0)),
+    "dilated": depthwise(
+        3, (1, 11, 14), kernel=(1, 3, 2), strides=(1, 1, 2), dilations=(1, 2, 2), end=(0, 1, 0)
+    ),
     "s3": depthwise(27, (1, 10, 16), kernel=(1, 2, 3), strides=(1, 3, 3), end=(0, 1, 2), epilogue=RELU),
-    "1-D": depthwise(33, (1, 1, 31), kernel=(1, 1, 5), begin=(0, 0, 4), batch=3, epilogue=FMA, others=(ROW, IMAGE)),
+    "1-D": depthwise(
+        33, (1, 1, 31), kernel=(1, 1, 5), begin=(0, 0, 4), batch=3, epilogue=FMA, others=(ROW, IMAGE)
+    ),
     "3-D": depthwise(
-        17, (4, 5, 6), kernel=(3, 3, 3), strides=(2, 1, 1), begin=(1, 1, 1), end=(1, 1, 0),
-        epilogue=FMA, others=(PLANAR, SCALAR),
+        17,
+        (4, 5, 6),
+        kernel=(3, 3, 3),
+        strides=(2, 1, 1),
+        begin=(1, 1, 1),
+        end=(1, 1, 0),
+        epilogue=FMA,
+        others=(PLANAR, SCALAR),
     ),
     "one channel": depthwise(1, (1, 7, 9), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1)),
     "in slots": depthwise(
-        27, (1, 5, 7), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), x_gap=6, y_gap=37, batch=3,
-        epilogue=SUM_RELU, others=(PIXEL,),
+        27,
+        (1, 5, 7),
+        kernel=(1, 3, 3),
+        begin=(0, 1, 1),
+        end=(0, 1, 1),
+        x_gap=6,
+        y_gap=37,
+        batch=3,
+        epilogue=SUM_RELU,
+        others=(PIXEL,),
     ),
     "1x1": depthwise(33, (1, 3, 5), kernel=(1, 1, 1), epilogue=SUM_RELU, others=(FULL,)),
     "float16": depthwise(
-        27, (1, 5, 7), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), x_dtype="float16", y_dtype="float16",
-        epilogue=SUM_RELU, others=(FULL,),
+        27,
+        (1, 5, 7),
+        kernel=(1, 3, 3),
+        begin=(0, 1, 1),
+        end=(0, 1, 1),
+        x_dtype="float16",
+        y_dtype="float16",
+        epilogue=SUM_RELU,
+        others=(FULL,),
     ),
-}  # fmt: skip
+}
 
 
 def instances(case: Case, target: CpuTarget) -> list[DepthwiseConv]:

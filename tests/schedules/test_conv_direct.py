@@ -13,8 +13,18 @@ from convopt.schedules.conv_problem import ConvProblem, pack_weight
 from convopt.targets import CpuTarget, host_cpu
 from tests.fenced_kernels import FencedKernels, FencedOperand, flat
 from tests.schedules.conv_cases import (
-    FMA, FULL, IMAGE, PIXEL, PLANAR, RELU, ROW, SCALAR, SUM_RELU, Case, Data,
-)  # fmt: skip
+    FMA,
+    FULL,
+    IMAGE,
+    PIXEL,
+    PLANAR,
+    RELU,
+    ROW,
+    SCALAR,
+    SUM_RELU,
+    Case,
+    Data,
+)
 
 HOST = host_cpu()
 # The same machine as if its vectors were narrower or wider: LLVM splits what is too wide.
@@ -28,26 +38,57 @@ TARGETS = {
 CASES = {
     "stem 3x3 s2": Case(3, 27, (1, 9, 31), (1, 3, 3), (1, 2, 2), begin=(0, 1, 1), end=(0, 1, 1)),
     "3x3 33->33": Case(
-        33, 33, (1, 5, 7), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=3, epilogue=SUM_RELU, others=(FULL,)
+        33,
+        33,
+        (1, 5, 7),
+        (1, 3, 3),
+        begin=(0, 1, 1),
+        end=(0, 1, 1),
+        batch=3,
+        epilogue=SUM_RELU,
+        others=(FULL,),
     ),
     "1x1 17->64": Case(17, 64, (1, 7, 14), batch=3, epilogue=SUM_RELU, others=(ROW,), bias=False),
     "1x1 s2 into a slot": Case(33, 27, (1, 7, 14), strides=(1, 2, 2), y_gap=21, epilogue=RELU),
     "begin unlike end": Case(17, 4, (1, 6, 5), (1, 4, 3), (1, 1, 3), begin=(0, 3, 0), end=(0, 0, 2)),
     "dilated": Case(3, 33, (1, 11, 14), (1, 3, 2), (1, 1, 2), (1, 2, 2), (0, 2, 1), (0, 2, 1), bias=False),
-    "groups 2": Case(17, 27, (1, 5, 7), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), groups=2, x_gap=5, y_gap=3),
-    "groups 4, one feature": Case(3, 1, (1, 4, 31), (1, 1, 5), groups=4, batch=3, epilogue=FMA, others=(ROW, FULL)),
+    "groups 2": Case(
+        17, 27, (1, 5, 7), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), groups=2, x_gap=5, y_gap=3
+    ),
+    "groups 4, one feature": Case(
+        3, 1, (1, 4, 31), (1, 1, 5), groups=4, batch=3, epilogue=FMA, others=(ROW, FULL)
+    ),
     "1-D": Case(1, 64, (1, 1, 31), (1, 1, 7), (1, 1, 3), begin=(0, 0, 4), end=(0, 0, 1)),
     "3-D": Case(
-        3, 4, (4, 5, 7), (3, 2, 3), (2, 1, 2), (1, 2, 1), (1, 0, 1), (1, 1, 1), groups=2,
-        epilogue=SUM_RELU, others=(PLANAR,),
+        3,
+        4,
+        (4, 5, 7),
+        (3, 2, 3),
+        (2, 1, 2),
+        (1, 2, 1),
+        (1, 0, 1),
+        (1, 1, 1),
+        groups=2,
+        epilogue=SUM_RELU,
+        others=(PLANAR,),
     ),
     "one pixel": Case(64, 33, (1, 1, 1), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), epilogue=RELU),
     "one column": Case(17, 64, (1, 14, 1), (1, 3, 1), begin=(0, 1, 0), end=(0, 1, 0), batch=3),
     "planar x": Case(
-        17, 27, (1, 5, 7), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), x_planar=True, batch=3,
-        epilogue=FMA, others=(PIXEL, SCALAR),
+        17,
+        27,
+        (1, 5, 7),
+        (1, 3, 3),
+        begin=(0, 1, 1),
+        end=(0, 1, 1),
+        x_planar=True,
+        batch=3,
+        epilogue=FMA,
+        others=(PIXEL, SCALAR),
     ),
-    "planar x, one channel": Case(1, 33, (1, 7, 14), (1, 3, 3), x_planar=True, begin=(0, 1, 1), end=(0, 1, 1)),
+    "planar x, one channel": Case(
+        1, 33, (1, 7, 14), (1, 3, 3), x_planar=True, begin=(0, 1, 1), end=(0, 1, 1)
+    ),
     "x in a slot": Case(33, 64, (1, 7, 5), x_gap=31, batch=3, epilogue=FMA, others=(IMAGE, FULL)),
     "float16 x": Case(17, 27, (1, 5, 14), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), x_dtype="float16"),
     "float16 x and y": Case(
@@ -55,10 +96,19 @@ CASES = {
     ),
     "many channels": Case(1040, 27, (1, 3, 5), (1, 1, 3), begin=(0, 0, 1), end=(0, 0, 1), epilogue=RELU),
     "panels, a tail, groups": Case(
-        272, 33, (1, 2, 7), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), groups=2, y_gap=2, bias=False,
-        epilogue=SUM_RELU, others=(FULL,),
+        272,
+        33,
+        (1, 2, 7),
+        (1, 3, 3),
+        begin=(0, 1, 1),
+        end=(0, 1, 1),
+        groups=2,
+        y_gap=2,
+        bias=False,
+        epilogue=SUM_RELU,
+        others=(FULL,),
     ),
-}  # fmt: skip
+}
 
 
 def instances(problem: ConvProblem, target: CpuTarget) -> list[DirectConv]:
@@ -122,8 +172,11 @@ def test_the_samples_cover_the_forms() -> None:
         s.vectors for case in CASES.values() for s in instances(case.problem, TARGETS["host"])
     }
     assert {tuple(form) for kind, *form in found if kind == "form"} == {
-        (False, False), (False, True), (True, False), (True, True)
-    }  # fmt: skip
+        (False, False),
+        (False, True),
+        (True, False),
+        (True, True),
+    }
 
 
 @pytest.mark.kernels
