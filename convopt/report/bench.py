@@ -58,8 +58,13 @@ def _show_kind(document: dict[str, Any], kind: str, title: str) -> None:
 
 
 def _compact(name: str) -> str:
-    """`n=16,c=128,...` without the punctuation, which makes half of a table's width; a path as it is."""
-    return name.replace("=", "").replace(",", " ") if name.startswith("n=") else name
+    """`n=1,c=64,h=56,...` as `1x64x56x56 k64 3x3 s1 p1`, which leaves room for times; a path as it is."""
+    if not name.startswith("n="):
+        return name
+    field = dict(part.split("=") for part in name.split(","))
+    extents = "x".join(field[key] for key in "nchw")
+    optional = "".join(f" {key[0]}{field[key]}" for key in ("dilation", "groups") if key in field)
+    return f"{extents} k{field['k']} {field['r']}x{field['s']} s{field['stride']} p{field['pad']}{optional}"
 
 
 def _times(result: dict[str, Any]) -> str:

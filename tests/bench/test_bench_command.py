@@ -63,6 +63,7 @@ def test_a_missing_peer_is_named_and_the_run_goes_on(
     assert main(["bench", "--conv", SMALL, "--seconds", "0.02", "--against", "torch,onnxruntime"]) == 0
     shown = capsys.readouterr().out
     assert "torch (missing)" in shown
+    assert "1x8x10x9 k6 3x3 s1 p1 g2" in shown
     assert f"torch took no part in {SMALL} (native): torch is not installed" in shown
 
 
