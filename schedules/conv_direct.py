@@ -84,7 +84,7 @@ class DirectConv:
         axes = position_axes(problem)
         rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent
         for vectors in range(1, 5):
-            pixels = _tile_pixels(target, vectors)
+            pixels = tile_pixels(target, vectors)
             if pixels < 1:
                 continue
             features = -(-problem.features // (vectors * target.lanes))
@@ -161,7 +161,7 @@ class DirectConv:
         return direct_kernel(self, problem, target, symbol)
 
 
-def _tile_pixels(target: Target, vectors: int) -> int:
+def tile_pixels(target: Target, vectors: int) -> int:
     """The most pixels whose accumulators, weights and (without memory operands) one broadcast fit."""
     free = target.vector_registers - vectors - (0 if target.fma_from_memory else 1)
     return min(free // vectors, 14)

@@ -109,7 +109,9 @@ def expand_groups(graph: ir.Graph) -> None:
 
 def _moves_inside(value: ir.Value, kind: str) -> bool:
     array = constant(value)
-    return array is not None and (kind == "Island" or array.size == 1 or array.dtype.kind in "iub")
+    if array is None:
+        return False
+    return kind in ("Island", "Resize") or array.size == 1 or array.dtype.kind in "iub"
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:

@@ -220,10 +220,11 @@ def conv_calls(
     from convopt.lowering.im2col import best_expand_col, im2col_calls
 
     try:
-        schedule = choose_conv(problem, context.target, context.threads)
+        schedule = choose_conv(problem, context.target, context.threads, context.algorithm == "auto")
     except ValueError as error:
         raise Refused(str(error)) from error
     if problem.taps > 1 and schedule.name == "direct" and context.algorithm != "direct":
+        # Depthwise and Winograd beat any unfolded matrix by far.
         expand_col, seconds = best_expand_col(problem, context.target, context.threads, context.im2col_cap)
         direct = conv_seconds(schedule, problem, context.target, context.threads)
         if context.algorithm == "im2col" or seconds < direct:

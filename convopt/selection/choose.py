@@ -8,9 +8,10 @@ from typing import Any
 from convopt.schedules.conv_depthwise import DepthwiseConv
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.conv_winograd import WinogradConv
 from convopt.targets import Target
 
-CONV_FAMILIES = (DepthwiseConv, DirectConv)
+CONV_FAMILIES = (DepthwiseConv, DirectConv, WinogradConv)
 
 
 def imbalance(tasks: int, threads: int) -> float:
@@ -24,14 +25,16 @@ def conv_seconds(schedule: Any, problem: ConvProblem, target: Target, threads: i
 
 
 @lru_cache(maxsize=4096)
-def choose_conv(problem: ConvProblem, target: Target, threads: int) -> Any:
-    """The cheapest schedule. DirectConv takes every problem whose output channels are contiguous.
+def choose_conv(problem: ConvProblem, target: Target, threads: int, winograd: bool = True) -> Any:
+    """The cheapest schedule, with or without Winograd's less exact sums.
+
+    DirectConv takes every problem whose output channels are contiguous.
 
     Raises:
         ValueError: no family takes the problem; the text has each one's reason.
     """
     best, best_seconds, refusals = None, float("inf"), []
-    for family in CONV_FAMILIES:
+    for family in CONV_FAMILIES if winograd else (DepthwiseConv, DirectConv):
         for schedule in family.space(problem, target):
             reason = schedule.why_not(problem, target)
             if reason is not None:
