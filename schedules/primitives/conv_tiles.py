@@ -164,8 +164,11 @@ class _Tile:
     ) -> None:
         """The sums so far, from y; never a lane past the last channel, which may be past the buffer's end."""
         for i, (_, y_at, _) in enumerate(positions):
-            for v in range(-(-width // self.lanes)):
-                for first, count in pieces(min(self.lanes, width - v * self.lanes)):
+            for v in range(self.schedule.vectors):
+                inside = max(0, min(self.lanes, width - v * self.lanes))
+                if inside < self.lanes:  # else what the register held before stays alive, and others spill
+                    T.buffer_store(sums[i][v], splat(T.float32(0), self.lanes), [lanes_at(0, self.lanes)])
+                for first, count in pieces(inside):
                     at = y_at + group * self.problem.y.strides[0] + channel0 + v * self.lanes + first
                     T.buffer_store(sums[i][v], self.y[lanes_at(at, count)], [lanes_at(first, count)])
 
