@@ -7,7 +7,7 @@ import onnx_ir as ir
 from convopt.ir.groups import body_of
 from convopt.ir.values import attribute, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Refused
-from convopt.lowering.reduce import reduce_call
+from convopt.lowering.reduce import reduce_calls
 from convopt.schedules import pool
 from convopt.schedules.base import TensorView
 from convopt.schedules.pool_problem import PoolProblem, Triple
@@ -22,7 +22,7 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     if node.op_type.startswith("Global"):
         op = "max" if node.op_type == "GlobalMaxPool" else "mean"
         axes = tuple(range(2, len(x_view.shape)))
-        return [reduce_call(op, x, x_view, axes, y, y_view, context, node.op_type)]
+        return reduce_calls(op, x, x_view, axes, y, y_view, context, node.op_type)
     problem = problem_of(node, x_view, y_view)
     label = f"{node.op_type} {'x'.join(map(str, attribute(node, 'kernel_shape')))} to {y_view.shape}"
     return [KernelCall(pool.default(problem, context.target), problem, (x, y), label)]

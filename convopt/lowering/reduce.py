@@ -29,6 +29,9 @@ _OPS = {
     "ReduceSumSquare": "sum_square",
     "ReduceLogSum": "log_sum",
 }
+# What makes the result of equal parts' results.
+_OF_PARTS = {op: op for op in ("sum", "mean", "max", "min", "prod")} | {"l1": "sum", "sum_square": "sum"}
+SPLIT_ELEMENTS = 1 << 16
 
 
 def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
@@ -44,10 +47,10 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         raise Refused("a reduction over no axes")
     if node.op_type == "ReduceLogSumExp":
         return _log_sum_exp(x, x_view, axes, y, _kept(y_view, x_view.shape, axes), context)
-    return [reduce_call(_OPS[node.op_type], x, x_view, axes, y, y_view, context, node.op_type)]
+    return reduce_calls(_OPS[node.op_type], x, x_view, axes, y, y_view, context, node.op_type)
 
 
-def reduce_call(
+def reduce_calls(
     op: str,
     x: Operand,
     x_view: TensorView,
@@ -56,13 +59,51 @@ def reduce_call(
     y_view: TensorView,
     context: LoweringContext,
     label: str,
-) -> KernelCall:
-    """y = op of x over `axes`, which y has or has not kept. Raises Refused in the kernel's words."""
+) -> list[KernelCall]:
+    """y = op of x over `axes`, which y has or has not kept. Raises Refused in the kernel's words.
+
+    A large reduction to few results has too few tasks for the threads: it is done in equal parts first.
+    """
     problem = ReduceProblem(x_view, _kept(y_view, x_view.shape, axes), axes, op)
     schedule = reduce.default(problem, context.target)
     if (reason := schedule.why_not(problem, context.target)) is not None:
         raise Refused(reason)
-    return KernelCall(schedule, problem, (x, y), f"{label} {x_view.shape} over {axes}")
+    label = f"{label} {x_view.shape} over {axes}"
+    few = schedule.tasks(problem, context.target) < context.threads
+    if few and op in _OF_PARTS and x_view.size >= SPLIT_ELEMENTS:
+        parts = _in_parts(problem, context.threads)
+        if parts is not None:
+            first, second = parts
+            middle = Temporary(4 * first.y.size)
+            return [
+                KernelCall(reduce.default(first, context.target), first, (x, middle), label),
+                KernelCall(reduce.default(second, context.target), second, (middle, y), label),
+            ]
+    return [KernelCall(schedule, problem, (x, y), label)]
+
+
+def _in_parts(problem: ReduceProblem, threads: int) -> tuple[ReduceProblem, ReduceProblem] | None:
+    """Two reductions for one: the outermost reduced dimension in parts, then over the parts.
+
+    None if no number of parts, at least one per thread, divides the dimension.
+    """
+    x = problem.x
+    axis = max(problem.axes, key=lambda a: abs(x.strides[a]) if x.shape[a] > 1 else -1)
+    extent, stride = x.shape[axis], x.strides[axis]
+    count = next((n for n in range(threads, 4 * threads + 1) if extent % n == 0), None)
+    if count is None:
+        return None
+    size = extent // count
+    shape = (*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    strides = (*x.strides[:axis], size * stride, stride, *x.strides[axis + 1 :])
+    inner = tuple(a + 1 if a >= axis else a for a in problem.axes)
+    partial = row_major(tuple(1 if d in inner else n for d, n in enumerate(shape)))
+    first = ReduceProblem(TensorView(shape, strides, x.dtype), partial, inner, problem.op)
+    y_shape, y_strides = list(problem.y.shape), list(problem.y.strides)
+    y_shape.insert(axis, 1)
+    y_strides.insert(axis, 0)
+    y = TensorView(tuple(y_shape), tuple(y_strides), problem.y.dtype)
+    return first, ReduceProblem(partial, y, (axis,), _OF_PARTS[problem.op])
 
 
 def _kept(view: TensorView, shape: Sequence[int], axes: Sequence[int]) -> TensorView:
@@ -123,8 +164,8 @@ def _log_sum_exp(
     shifted = elementwise((x_view, small), whole, Op("sub", (0, 1)), Op("exp", (2,)))
     result = elementwise((small, small), y_view, Op("log", (0,)), Op("add", (2, 1)))
     return [
-        reduce_call("max", x, x_view, axes, top, small, context, label),
+        *reduce_calls("max", x, x_view, axes, top, small, context, label),
         KernelCall(pointwise.default(shifted, context.target), shifted, (x, top, exponentials), label),
-        reduce_call("sum", exponentials, whole, axes, total, small, context, label),
+        *reduce_calls("sum", exponentials, whole, axes, total, small, context, label),
         KernelCall(pointwise.default(result, context.target), result, (total, top, y), label),
     ]

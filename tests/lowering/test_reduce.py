@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convopt.lowering.base import Refused
+from convopt.lowering.base import LoweringContext, Refused, Temporary
 from convopt.lowering.reduce import lower
-from tests.lowering.group_harness import check_group, run_group, single
+from convopt.targets import host_cpu
+from tests.lowering.group_harness import check_group, grouped, run_group, single, view_of
 
 pytestmark = pytest.mark.kernels
 
@@ -39,6 +40,25 @@ def test_reduce(op: str, keepdims: int, channels_last: Any, tmp_path: Path) -> N
 def test_reduce_over_channels(op: str, channels_last: bool, tmp_path: Path) -> None:
     model = single(op, INPUTS, axes(1))
     check_group(model, "Reduce", lower, INPUTS, tmp_path, channels_last=channels_last, gap=1)
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceL1", "ReduceL2"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_large_reduction_feeds_all_threads(op: str, threads: int, tmp_path: Path) -> None:
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 8, 90, 96)).astype(np.float32)}
+    options = {"channels_last": True, "threads": threads}
+    check_group(single(op, inputs, axes(2, 3)), "Reduce", lower, inputs, tmp_path, **options)
+
+
+def test_parts_where_one_task_would_starve_the_threads() -> None:
+    inputs = {"x": np.zeros((1, 8, 90, 96), np.float32)}
+    group = grouped(single("ReduceMean", inputs, axes(2, 3)), "Reduce")
+    views = {v: view_of(v, True, 0) for v in (*group.inputs, *group.outputs) if v is not None}
+    alone = lower(group, LoweringContext(views, host_cpu(), 1))
+    assert len(alone) == 1
+    first, second = lower(group, LoweringContext(views, host_cpu(), 2))
+    assert first.schedule.tasks(first.problem, host_cpu()) >= 2
+    assert isinstance(first.operands[1], Temporary) and second.operands[0] is first.operands[1]
 
 
 def test_axes_as_attribute_and_by_default(tmp_path: Path) -> None:
