@@ -94,6 +94,8 @@ def split_tasks(extents: Sequence[int], step_bytes: int, multiple: int = 1, grai
     multiple: a chunk of the innermost loop is a multiple of this, unless the loop is shorter.
     """
     extents = tuple(extents) or (1,)
+    if prod(extents) == 0:
+        return Tasks(extents, 0, 1)
     inner = step_bytes
     for depth in range(len(extents) - 1, -1, -1):
         if inner * extents[depth] >= grain or depth == 0:

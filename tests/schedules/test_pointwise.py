@@ -145,6 +145,14 @@ def test_bool_input_selects(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, np.where(condition, x, y))
 
 
+def test_a_constant_fills_a_slab(tmp_path: Path) -> None:
+    whole = row_major((3, 5, 20))
+    slab = TensorView((3, 2, 7), whole.strides)
+    problem = PointwiseProblem((), (slab,), Expression(0, (Op("const", (), (2.5,)),), (0,)))
+    (got,) = run_kernel(Pointwise(), problem, [], [slab], tmp_path)
+    assert np.all(got == 2.5)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 4097, 10000])
 @pytest.mark.parametrize("unroll", [1, 2, 4])
 def test_every_tail(size: int, unroll: int, tmp_path: Path) -> None:
