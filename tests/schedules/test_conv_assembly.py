@@ -48,7 +48,7 @@ def cheapest(
 
 
 def inner_loops(text: str) -> list[list[str]]:
-    """The instructions between a label and a jump back to it, with multiply-adds and no label's loop inside."""
+    """The instructions between a label and a jump back to it, with multiply-adds and no loop inside."""
     places: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
     lines = [line.split("#")[0].rstrip() for line in text.splitlines()]
@@ -87,8 +87,8 @@ def test_depthwise_keeps_its_sums_in_registers(layer: str, name: str) -> None:
     loops = inner_loops(assembly(schedule.apply(problem, target, "kernel"), target))
     assert loops, f"{schedule} has no inner loop of multiply-adds"
     for body in loops:
-        # The loop is a whole tile, all weights included: what LLVM holds of them beyond the registers may wait
-        # on the stack, as cheap as loading it again.
+        # The loop is a whole tile, all weights included: what LLVM holds of them beyond the registers may
+        # wait on the stack, as cheap as loading it again.
         products = sum(bool(_FMA.match(line)) for line in body)
         assert len(spills(body)) * 10 <= products, f"{schedule}: {spills(body)[0]}"
 
