@@ -35,7 +35,6 @@ def build_module(function: Any, target: CpuTarget) -> Any:
             [
                 transform.BindTarget(llvm),
                 transform.StmtSimplify(),
-                transform.FlattenBuffer(),
                 transform.NarrowDataType(32),
                 transform.VectorizeLoop(True),
                 transform.UnrollLoop(),
