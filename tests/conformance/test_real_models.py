@@ -1,4 +1,4 @@
-"""Real models with trained weights, whole: equal to onnxruntime, and compiled where it counts."""
+"""Real models with trained weights, whole: equal to onnxruntime, compiled where it counts, in little memory."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def test_model(name: str, variant: int) -> None:
     }
     assert kinds["compiled"] == kernels_required(model)
     assert not kinds["fallback"], support.fallbacks(module)
+
+    program = module.programs[-1].program
+    assert program.arena_bytes <= 1.3 * program.live_bytes
 
 
 def test_one_module_at_both_shapes() -> None:
