@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from itertools import pairwise, product
+from itertools import pairwise
 
 import onnx_ir as ir
 
-from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused
+from convopt.lowering.base import KernelCall, LoweringContext, Refused
 from convopt.lowering.storage import Place, Storage
 from convopt.schedules import pointwise
 from convopt.schedules.base import TensorView
+from convopt.schedules.halo import HaloFill, HaloProblem
 from convopt.schedules.pointwise_problem import PointwiseProblem
-from convopt.schedules.primitives.expression import Expression, Op, identity
-from convopt.targets import Target
+from convopt.schedules.primitives.expression import identity
 
 _MODULES = {
     "Conv": "conv",
@@ -33,10 +33,7 @@ def lower_group(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     Raises:
         Refused: this group can't become a kernel; the text says why.
     """
-    try:
-        module = importlib.import_module(f"convopt.lowering.{_MODULES[group.op_type]}")
-    except ModuleNotFoundError as e:  # INTERIM
-        raise Refused(str(e)) from e
+    module = importlib.import_module(f"convopt.lowering.{_MODULES[group.op_type]}")
     calls: list[KernelCall] = module.lower(group, context)
     return calls
 
@@ -83,24 +80,7 @@ def _refined(view: TensorView, shape: tuple[int, ...]) -> TensorView:
     return TensorView(shape, tuple(reversed(strides)), view.dtype)
 
 
-def halo_calls(storage: Storage, place: Place, target: Target) -> list[KernelCall]:
-    """Zeros for the border of a root: two slabs per dim with a halo, each without the dims before it."""
-    calls = []
-    view = place.view
-    begins = [-before for before, _ in storage.halo]
-    extents = [e + sum(h) for e, h in zip(view.shape, storage.halo, strict=True)]
-    for dim, side in product(range(len(view.shape)), (0, 1)):
-        width = storage.halo[dim][side]
-        if not width:
-            continue
-        shape, start = list(extents), list(begins)
-        shape[dim] = width
-        start[dim] = -width if side == 0 else view.shape[dim]
-        for earlier in range(dim):  # their slabs have covered the corners
-            shape[earlier], start[earlier] = view.shape[earlier], 0
-        slab = TensorView(tuple(shape), view.strides, view.dtype)
-        problem = PointwiseProblem((), (slab,), Expression(0, (Op("const", (), (0.0,)),), (0,)))
-        offset = sum(s * step for s, step in zip(start, view.strides, strict=True))
-        operands: tuple[Operand, ...] = (storage.root,)
-        calls.append(KernelCall(pointwise.default(problem, target), problem, operands, "halo", (offset,)))
-    return calls
+def halo_call(storage: Storage, place: Place) -> KernelCall:
+    """Zeros for the border of a root."""
+    problem = HaloProblem(place.view, storage.halo)
+    return KernelCall(HaloFill(), problem, (storage.root,), "halo")

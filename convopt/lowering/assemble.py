@@ -1,0 +1,204 @@
+"""Lowered groups as a Program: lifetimes, addresses, weights, steps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from convopt.codegen.cache import symbol_of
+from convopt.ir.groups import REFUSED, body_of
+from convopt.ir.values import Array, constant, static_shape
+from convopt.lowering import arena
+from convopt.lowering.base import Constant, KernelCall, Temporary
+from convopt.lowering.storage import StoragePlan
+from convopt.runtime.program import (
+    Address,
+    IslandStep,
+    KernelStep,
+    Placement,
+    Program,
+    Space,
+    Step,
+    TensorSpec,
+)
+from convopt.targets import Target
+
+
+@dataclass
+class LoweredGroup:
+    """What one group became: kernel calls, an island, or nothing (a view)."""
+
+    group: ir.Node
+    calls: list[KernelCall] = field(default_factory=list)
+    island: bool = False
+
+
+def node_names(group: ir.Node) -> list[str]:
+    return [node.name or "" for node in body_of(group)]
+
+
+class Assembler:
+    """Puts the lowered groups in a row: lifetimes, addresses, weights, steps."""
+
+    """keys: of the compiled kernel of each call, by the call's id."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        plan: StoragePlan,
+        works: list[LoweredGroup],
+        keys: dict[int, str],
+        target: Target,
+    ) -> None:
+        self.graph, self.plan, self.works, self.keys, self.target = graph, plan, works, keys, target
+        self.islands: list[bytes] = []
+        self._blob: list[bytes] = []
+        self._blob_size = 0
+        self._known: dict[bytes, int] = {}
+        self._memory: dict[object, arena.Buffer] = {}
+        self._spaces: dict[ir.Value, tuple[Space, int]] = {}
+
+    def program(self, meta: dict[str, object]) -> Program:
+        graph = self.graph
+        self._spaces.update({v: ("input", i) for i, v in enumerate(graph.inputs)})
+        self._spaces.update({v: ("output", i) for i, v in enumerate(graph.outputs)})
+        self._lifetimes()
+        size = arena.plan(list(self._memory.values()))
+        steps: list[Step] = []
+        for work in self.works:
+            steps.extend(self._steps(work))
+        return Program(
+            tuple(map(_spec, graph.inputs)),
+            tuple(map(_spec, graph.outputs)),
+            size,
+            arena.live_bytes(list(self._memory.values())),
+            tuple(steps),
+            tuple(p for work in self.works for p in self._placements(work)),
+            dict(meta),
+        )
+
+    def weights(self) -> bytes:
+        return b"".join(self._blob)
+
+    def _lifetimes(self) -> None:
+        """When each piece of arena memory is in use, in steps of the list of groups."""
+        for step, work in enumerate(self.works):
+            touched: list[ir.Value] = [*work.group.outputs, *(v for v in work.group.inputs if v is not None)]
+            for call in work.calls:
+                for operand in call.operands:
+                    if isinstance(operand, Temporary):
+                        self._use(operand, operand.nbytes, step)
+                    elif isinstance(operand, ir.Value):
+                        touched.append(operand)
+            for value in touched:
+                self._touch(value, step)
+
+    def _touch(self, value: ir.Value, step: int) -> None:
+        if constant(value) is not None or static_shape(value) is None:
+            return
+        root = self.plan.root(value)
+        if root not in self._spaces:
+            self._use(root, self.plan.storages[root].size * _itemsize(root), step)
+
+    def _use(self, key: object, nbytes: int, step: int) -> None:
+        buffer = self._memory.setdefault(key, arena.Buffer(nbytes, step, step))
+        buffer.last = step
+
+    def _address(self, operand: object, offset: int = 0) -> Address:
+        if isinstance(operand, Constant):
+            return Address("weights", 0, self._constant(operand.array) + offset * operand.array.itemsize)
+        if isinstance(operand, Temporary):
+            return Address("arena", 0, self._memory[operand].offset + offset * 4)
+        assert isinstance(operand, ir.Value)
+        array = constant(operand)
+        if array is not None:
+            return Address("weights", 0, self._constant(array) + offset * array.itemsize)
+        if static_shape(operand) is None:
+            return Address("output", list(self.graph.outputs).index(operand), 0)
+        root = self.plan.root(operand)
+        within = (self.plan.place(operand).offset + offset) * _itemsize(operand)
+        if root in self._spaces:
+            space, index = self._spaces[root]
+            return Address(space, index, within)
+        return Address("arena", 0, self._memory[root].offset + within)
+
+    def _constant(self, array: Array) -> int:
+        """The offset of the array's bytes among the weights; equal arrays are stored once."""
+        data = np.ascontiguousarray(array).tobytes()
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._known:
+            self._known[digest] = self._blob_size
+            padded = data + b"\0" * (-len(data) % arena.ALIGNMENT)
+            self._blob.append(padded)
+            self._blob_size += len(padded)
+        return self._known[digest]
+
+    def _steps(self, work: LoweredGroup) -> Iterable[Step]:
+        for call in work.calls:
+            yield self._kernel_step(call, node_names(work.group))
+        if work.island:
+            yield self._island_step(work.group)
+
+    def _kernel_step(self, call: KernelCall, nodes: list[str]) -> KernelStep:
+        offsets = call.offsets or (0,) * len(call.operands)
+        return KernelStep(
+            symbol_of(self.keys[id(call)]),
+            tuple(self._address(o, at) for o, at in zip(call.operands, offsets, strict=True)),
+            call.schedule.tasks(call.problem, self.target),
+            call.schedule.scratch_bytes(call.problem, self.target),
+            tuple(nodes),
+            call.label or call.schedule.name,
+        )
+
+    def _island_step(self, group: ir.Node) -> IslandStep:
+        self.islands.append(_island_model(group, self.graph))
+        body = body_of(group)
+
+        def bound(inner: ir.Value, outer: ir.Value) -> tuple[TensorSpec, Address]:
+            spec = _spec(outer)
+            return TensorSpec(inner.name or "", spec.dtype, spec.shape), self._address(outer)
+
+        pairs = zip(body.inputs, group.inputs, strict=True)
+        return IslandStep(
+            len(self.islands) - 1,
+            tuple(bound(i, o) for i, o in pairs if o is not None),
+            tuple(bound(i, o) for i, o in zip(body.outputs, group.outputs, strict=True)),
+            tuple(node_names(group)),
+            f"onnxruntime: {', '.join(sorted({n.op_type for n in body}))}",
+        )
+
+    def _placements(self, work: LoweredGroup) -> Iterable[Placement]:
+        label = "; ".join(c.label for c in work.calls if c.label)
+        for node in body_of(work.group):
+            if work.island:
+                reason = node.metadata_props.get(REFUSED, "")
+                yield Placement(node.name or "", node.op_type, "fallback", reason)
+            elif work.group.op_type != "Relayout":
+                yield Placement(node.name or "", node.op_type, "compiled" if work.calls else "view", label)
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    assert value.dtype is not None
+    shape = static_shape(value)
+    if shape is None:
+        shape = tuple(d if isinstance(d, int) else -1 for d in value.shape or ())
+    name = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
+    return TensorSpec(value.name or "", name, shape)
+
+
+def _itemsize(value: ir.Value) -> int:
+    assert value.dtype is not None
+    return int(value.dtype.itemsize) if value.dtype != ir.DataType.STRING else 8
+
+
+def _island_model(group: ir.Node, graph: ir.Graph) -> bytes:
+    body = body_of(group).clone()
+    opsets = {d: v for d, v in graph.opset_imports.items() if d != "convopt"}
+    body.opset_imports.clear()
+    body.opset_imports.update(opsets)
+    model = ir.Model(body, ir_version=10)
+    return bytes(ir.to_proto(model).SerializeToString())
