@@ -1,4 +1,4 @@
-"""Real models with trained weights, whole: equal to onnxruntime, compiled where it counts, in little memory."""
+"""Real models with trained weights, whole: equal to onnxruntime, compiled, in little memory."""
 
 from __future__ import annotations
 
