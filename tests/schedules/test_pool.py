@@ -48,9 +48,9 @@ def expected(p: PoolProblem, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def problem(
-    extents: tuple[int, int, int], kernel: tuple[int, int, int], strides: Any = (1, 1, 1), dilations: Any = (1, 1, 1),
-    begin: Any = (0, 0, 0), end: Any = (0, 0, 0), mode: Any = "max", include: bool = False, channels: int = 20,
-    ceil: bool = False, batch: int = 2,
+    extents: tuple[int, int, int], kernel: tuple[int, int, int], strides: Any = (1, 1, 1),
+    dilations: Any = (1, 1, 1), begin: Any = (0, 0, 0), end: Any = (0, 0, 0), mode: Any = "max",
+    include: bool = False, channels: int = 20, ceil: bool = False, batch: int = 2,
 ) -> PoolProblem:  # fmt: skip
     outputs = []
     for n, k, s, d, b, e in zip(extents, kernel, strides, dilations, begin, end, strict=True):
