@@ -21,7 +21,7 @@ from convopt.lowering.expressions import expression_of
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
-from convopt.selection.choose import choose_conv, conv_seconds
+from convopt.selection.choose import CONV_FAMILIES, EXACT_FAMILIES, choose_conv, conv_seconds
 
 MOST_PHASES = 256
 
@@ -220,7 +220,8 @@ def conv_calls(
     from convopt.lowering.im2col import best_expand_col, im2col_calls
 
     try:
-        schedule = choose_conv(problem, context.target, context.threads, context.algorithm == "auto")
+        families = CONV_FAMILIES if context.algorithm == "auto" else EXACT_FAMILIES
+        schedule = choose_conv(problem, context.target, context.threads, families)
     except ValueError as error:
         raise Refused(str(error)) from error
     if problem.taps > 1 and schedule.name == "direct" and context.algorithm != "direct":

@@ -18,6 +18,7 @@ from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv import broadcast, epilogue_of, packed_call
 from convopt.schedules.base import TensorView
+from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
 from convopt.schedules.primitives.expression import Expression, Op
@@ -89,7 +90,8 @@ def _dynamic(
 ) -> list[KernelCall]:
     g, k, n = m.b.shape
     zeros = np.zeros((g, n), np.float32) if bias is None else bias
-    schedule = choose_conv(problem, context.target, context.threads)
+    # The packed panels are DirectConv's form of weights.
+    schedule = choose_conv(problem, context.target, context.threads, (DirectConv,))
     tile = schedule.vectors * context.target.lanes
     panel = Temporary(g * -(-n // tile) * tile * k * 4)
     pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}")

@@ -11,7 +11,8 @@ from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.conv_winograd import WinogradConv
 from convopt.targets import Target
 
-CONV_FAMILIES = (DepthwiseConv, DirectConv, WinogradConv)
+EXACT_FAMILIES = (DepthwiseConv, DirectConv)  # they sum the products themselves
+CONV_FAMILIES = (*EXACT_FAMILIES, WinogradConv)
 
 
 def imbalance(tasks: int, threads: int) -> float:
@@ -25,8 +26,10 @@ def conv_seconds(schedule: Any, problem: ConvProblem, target: Target, threads: i
 
 
 @lru_cache(maxsize=4096)
-def choose_conv(problem: ConvProblem, target: Target, threads: int, winograd: bool = True) -> Any:
-    """The cheapest schedule, with or without Winograd's less exact sums.
+def choose_conv(
+    problem: ConvProblem, target: Target, threads: int, families: tuple[type[Any], ...] = CONV_FAMILIES
+) -> Any:
+    """The cheapest schedule of these families.
 
     DirectConv takes every problem whose output channels are contiguous.
 
@@ -34,7 +37,7 @@ def choose_conv(problem: ConvProblem, target: Target, threads: int, winograd: bo
         ValueError: no family takes the problem; the text has each one's reason.
     """
     best, best_seconds, refusals = None, float("inf"), []
-    for family in CONV_FAMILIES if winograd else (DepthwiseConv, DirectConv):
+    for family in families:
         for schedule in family.space(problem, target):
             reason = schedule.why_not(problem, target)
             if reason is not None:
