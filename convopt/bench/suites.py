@@ -13,6 +13,20 @@ from convopt.bench.cases import ConvCase
 
 Suite = tuple[tuple[ConvCase, int], ...]
 
+# The tables of the papers, for the suites here and for the whole networks of `convopt.bench.networks`.
+RESNET50_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, first stride
+MOBILENET_V2_BLOCKS = (  # expansion, output channels, repeats, first stride
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+VGG16_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # width, repeats; a pool behind each
+UNET_WIDTHS = (64, 128, 256, 512, 1024)  # on the way down, at half the size each
+
 
 def _counted(cases: Iterable[ConvCase]) -> Suite:
     return tuple(Counter(cases).items())
@@ -48,7 +62,7 @@ def resnet50() -> Suite:
     """He et al., arXiv:1512.03385, table 1, 224x224; the stride is on the 3x3 as in torchvision ("v1.5")."""
     cases = [_square(3, 224, 64, 7, 2)]
     channels, size = 64, 56
-    for width, blocks, first_stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    for width, blocks, first_stride in RESNET50_STAGES:
         for block in range(blocks):
             stride = first_stride if block == 0 else 1
             cases.append(_square(channels, size, width, 1))
@@ -65,16 +79,7 @@ def mobilenet_v2() -> Suite:
     """Sandler et al., arXiv:1801.04381, table 2, 224x224, width 1.0."""
     cases = [_square(3, 224, 32, 3, 2)]
     channels, size = 32, 112
-    table = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
-    for expansion, out, repeats, first_stride in table:
+    for expansion, out, repeats, first_stride in MOBILENET_V2_BLOCKS:
         for block in range(repeats):
             stride = first_stride if block == 0 else 1
             hidden = channels * expansion
@@ -92,7 +97,7 @@ def vgg16() -> Suite:
     """Simonyan and Zisserman, arXiv:1409.1556, table 1 column D, 224x224."""
     cases = []
     channels, size = 3, 224
-    for width, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+    for width, repeats in VGG16_STAGES:
         for _ in range(repeats):
             cases.append(_square(channels, size, width, 3))
             channels = width
@@ -107,12 +112,12 @@ def unet() -> Suite:
     """
     cases = []
     channels, size = 3, 256
-    for width in (64, 128, 256, 512, 1024):
+    for width in UNET_WIDTHS:
         cases += [_square(channels, size, width, 3), _square(width, size, width, 3)]
         channels = width
         size //= 2
     size = 32
-    for width in (512, 256, 128, 64):
+    for width in reversed(UNET_WIDTHS[:-1]):
         cases += [_square(2 * width, size, width, 3), _square(width, size, width, 3)]
         size *= 2
     cases.append(_square(64, 256, 2, 1))
