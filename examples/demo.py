@@ -2,7 +2,7 @@
 
     python examples/demo.py [--threads N] [--seconds S]
 
-Both engines get the same random input and run in turn on the same threads; the error is the largest
+Both engines get the same input and run in turn on the same threads; the error is the largest
 difference from onnxruntime without its optimizations, relative to the output's scale.
 """
 
@@ -14,13 +14,14 @@ import time
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from models import MODELS, FetchError, fetch
 
 import convopt
 from convopt.bench.compare import max_error
 from convopt.bench.engines import module_call, onnxruntime_call
 from convopt.bench.inputs import bind_inputs
 from convopt.bench.protocol import time_in_turn
+from convopt.bench.real_models import MODELS, fetch
+from convopt.bench.sample_inputs import sample_inputs
 from convopt.errors import ConvoptError
 from convopt.frontends.onnx_file import load
 from convopt.report.documents import fallback_counts, placement_document
@@ -51,7 +52,8 @@ def demonstrate(name: str, threads: int, seconds: float) -> tuple[str, ...]:
         module = convopt.optimize(path, shapes=shapes, threads=threads, progress=progress)
     compiled = time.perf_counter() - start
     model = load(path)
-    inputs = bind_inputs(model, shapes)
+    bind_inputs(model, shapes)
+    inputs = sample_inputs(name)
     proto = ir.to_proto(model)
     ours, peer = module_call(module, inputs), onnxruntime_call(proto, inputs, threads, optimize=True)
     times = time_in_turn({"convopt": ours.call, "onnxruntime": peer.call}, seconds)
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_line(f"convopt {convopt.__version__} on {host_cpu().name}, {arguments.threads} threads, fp32")
     try:
         rows = [demonstrate(name, arguments.threads, arguments.seconds) for name in DEMO_MODELS]
-    except (FetchError, ConvoptError) as error:
+    except ConvoptError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     print_table("median of calls in turn; ratio is onnxruntime's time / convopt's", COLUMNS, rows)

@@ -1,4 +1,4 @@
-"""examples/models.py without a network: what it does with a package that is right, wrong or not there."""
+"""Fetching real models without a network: from a package that is right, wrong or not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from examples import models
+from convopt.bench import real_models as models
 
 CONTENT = b"the bytes of a model"
 

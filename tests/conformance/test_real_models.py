@@ -9,9 +9,10 @@ import onnx
 import pytest
 
 import convopt
-from examples.models import MODELS, fetch
+from convopt.bench.real_models import MODELS, fetch
+from convopt.bench.sample_inputs import sample_inputs
 from tests.conformance import support
-from tests.models import KINDS, kernels_required, sample_inputs, unbound
+from tests.models import KINDS, kernels_required, unbound
 
 pytestmark = pytest.mark.kernels
 

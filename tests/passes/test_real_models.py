@@ -6,11 +6,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from convopt.bench.real_models import MODELS, fetch
+from convopt.bench.sample_inputs import sample_inputs
 from convopt.frontends.onnx_file import load
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes
 from convopt.passes.check import CheckEachPass
-from examples.models import MODELS, fetch
-from tests.models import sample_inputs
 
 ARITHMETIC = {"Shape", "Size", "Gather", "Range", "ConstantOfShape", "Cast", "Constant", "Identity", "Expand"}
 

