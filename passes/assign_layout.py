@@ -51,8 +51,8 @@ class AssignLayout:
             problem.demands[value].append(_ROW)
         problem.solve()
         for value, side in problem.produced.items():
-            if has_choice(value) and problem.layout(side) == CHANNELS_LAST:
-                set_layout(value, CHANNELS_LAST)
+            if has_choice(value):
+                set_layout(value, problem.layout(side))
         notes = tuple(_insert_relayouts(graph, problem))
         graph.sort()
         return PassReport(len(notes), notes)
@@ -97,6 +97,11 @@ class _Cut:
             return _LAST, _LAST
         if kind in _FIXED_ROW or not is_group(group):
             return _ROW, _ROW
+        if kind == "Relayout":
+            sides = {CHANNELS_LAST: _LAST, ROW_MAJOR: _ROW}
+            source = group.inputs[0]
+            assert source is not None
+            return sides[layout_of(source)], sides[layout_of(group.outputs[0])]
         if kind == "View":
             before, after = static_shape(group.inputs[0]), static_shape(group.outputs[0])
             # Spatial dims may be merged and split in either order; anything else mixes channels and pixels.

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from convopt.ir.groups import DOMAIN, REFUSED, make_group
+from convopt.ir.groups import DOMAIN, REFUSED, captured, make_group
 from convopt.ir.values import static_shape
 from convopt.lowering.kinds import kind_of, why_not
 from convopt.passes.base import Note, PassContext, PassReport
@@ -72,6 +72,11 @@ class _Grouping:
 
     def __post_init__(self) -> None:
         self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.readers: dict[ir.Node, list[ir.Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for producer in _producers(node):
+                if producer in self.readers:
+                    self.readers[producer].append(node)
 
     def kernels(self) -> list[tuple[str, list[ir.Node]]]:
         groups = []
@@ -146,16 +151,16 @@ class _Grouping:
         found: set[ir.Node] = set()
         stack = [anchor]
         while stack:
-            for output in stack.pop().outputs:
-                for consumer in output.consumers():
-                    if consumer not in found:
-                        found.add(consumer)
-                        stack.append(consumer)
+            for reader in self.readers[stack.pop()]:
+                if reader not in found:
+                    found.add(reader)
+                    stack.append(reader)
         return found
 
 
 def _producers(node: ir.Node) -> Iterable[ir.Node]:
-    for value in node.inputs:
+    """The nodes that make the node's inputs and what its subgraphs read of the graph."""
+    for value in (*node.inputs, *captured(node)):
         producer = value.producer() if value is not None else None
         if producer is not None:
             yield producer

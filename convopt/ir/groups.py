@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -37,10 +37,10 @@ def make_group(
         for value in member.inputs:
             if value is not None and value.producer() not in inside and value not in outer_inputs:
                 outer_inputs.append(value)
-        for value in _captured(member):
+        for value in captured(member):
             if value.producer() not in inside and value not in outer_inputs:
                 outer_inputs.append(value)
-    structural = [v for v in outer_inputs if _moves_inside(v, kind)]
+    structural = [v for v in outer_inputs if _moves_inside(v, kind, members)]
     outer_inputs = [v for v in outer_inputs if v not in structural]
     leaving = [
         v for v in produced if v in keep or v.is_graph_output() or any(c not in inside for c in v.consumers())
@@ -60,6 +60,8 @@ def make_group(
         )
         for m in members
     ]
+    for node in body_nodes:
+        _rewire(node, copies)
     body = ir.Graph(
         [copies[v] for v in outer_inputs],
         [copies[v] for v in leaving],
@@ -97,44 +99,73 @@ def expand_groups(graph: ir.Graph) -> None:
                 outputs=outputs,
                 name=node.name,
             )
+            _rewire(clone, mapping)
             graph.insert_before(group, clone)
             mapping.update(zip(node.outputs, outputs, strict=True))
         for old, inner in zip(group.outputs, body.outputs, strict=True):
             new = mapping[inner]
             assert new is not None
             old.replace_all_uses_with(new, replace_graph_outputs=True)
+            new.name = old.name  # outside it may have been renamed
         graph.remove(group, safe=True)
     graph.opset_imports.pop(DOMAIN, None)
 
 
-def _moves_inside(value: ir.Value, kind: str) -> bool:
+_ARITHMETIC = ("Conv", "Gemm", "Pointwise")
+
+
+def _moves_inside(value: ir.Value, kind: str, members: Sequence[ir.Node]) -> bool:
+    """Single numbers of arithmetic, all but the data of other operators, everything of an island."""
     array = constant(value)
-    if array is None:
-        return False
-    return kind in ("Island", "Resize") or array.size == 1 or array.dtype.kind in "iub"
+    if array is None or kind == "Island":
+        return array is not None
+    if kind in _ARITHMETIC:
+        return bool(array.size == 1)
+    return all(
+        index > 0 and member.op_type != "Concat"
+        for member in members
+        for index, used in enumerate(member.inputs)
+        if used is value
+    )
 
 
-def _captured(node: ir.Node) -> list[ir.Value]:
+def captured(node: ir.Node) -> list[ir.Value]:
     """Values of the surrounding graph that the node's subgraphs (of If, Loop, Scan) read by name."""
-    found: list[ir.Value] = []
+    own: set[ir.Value] = set()
+    reads: list[ir.Value] = []
+    for graph in _subgraphs(node):
+        own.update((*graph.inputs, *graph.initializers.values()))
+        for inner in graph:
+            own.update(inner.outputs)
+            reads.extend(v for v in inner.inputs if v is not None)
+        reads.extend(graph.outputs)
+    return [v for v in dict.fromkeys(reads) if v not in own]
+
+
+def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in the node's attributes, and those inside them."""
     for attr in node.attributes.values():
-        graphs = (
-            [attr.as_graph()]
-            if attr.type == ir.AttributeType.GRAPH
-            else attr.as_graphs()
-            if attr.type == ir.AttributeType.GRAPHS
-            else []
-        )
+        if attr.type == ir.AttributeType.GRAPH:
+            graphs = [attr.as_graph()]
+        else:
+            graphs = list(attr.as_graphs()) if attr.type == ir.AttributeType.GRAPHS else []
         for graph in graphs:
-            own = {*graph.inputs, *graph.initializers.values()}
-            for inner in graph.all_nodes():
-                own.update(inner.outputs)
-                for sub in inner.attributes.values():
-                    if sub.type == ir.AttributeType.GRAPH:
-                        own.update((*sub.as_graph().inputs, *sub.as_graph().initializers.values()))
-            reads = [v for inner in graph.all_nodes() for v in inner.inputs if v is not None]
-            found.extend(v for v in (*reads, *graph.outputs) if v not in own and v not in found)
-    return found
+            yield graph
+            for inner in graph:
+                yield from _subgraphs(inner)
+
+
+def _rewire(node: ir.Node, mapping: Mapping[ir.Value, ir.Value | None]) -> None:
+    """Makes the node's subgraphs read the mapped values instead of those that they captured."""
+    for graph in _subgraphs(node):
+        for inner in graph:
+            for index, value in enumerate(inner.inputs):
+                if value is not None and value in mapping:
+                    inner.replace_input_with(index, mapping[value])
+        for index, value in enumerate(graph.outputs):
+            new = mapping.get(value)
+            if new is not None:
+                graph.outputs[index] = new
 
 
 def _outer_constant(graph: ir.Graph, inner: ir.Value) -> ir.Value:

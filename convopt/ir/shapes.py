@@ -134,7 +134,12 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
             continue
         value.type = ir.serde.deserialize_type_proto_for_type(proto)
         shape = ir.serde.deserialize_type_proto_for_shape(proto)
-        value.shape = None if shape is None else ir.Shape(list(shape))
+        if shape is not None:
+            value.shape = ir.Shape(list(shape))
+        elif value.is_graph_output() and value.shape is not None:
+            value.shape = ir.Shape([None] * len(value.shape))  # ONNX wants a rank; the extents may be stale
+        else:
+            value.shape = None
     return True
 
 

@@ -185,7 +185,9 @@ def _spec(value: ir.Value) -> TensorSpec:
     assert value.dtype is not None
     shape = static_shape(value)
     if shape is None:
-        shape = tuple(d if isinstance(d, int) else -1 for d in value.shape or ())
+        # Of unknown rank is of unknown extent: whatever the island makes is taken.
+        dims = (-1,) if value.shape is None else value.shape
+        shape = tuple(d if isinstance(d, int) else -1 for d in dims)
     name = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
     return TensorSpec(value.name or "", name, shape)
 
