@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import convopt
 from convopt.lowering.arena import ALIGNMENT, Buffer, live_bytes, plan
-from examples.models import MODELS, fetch
 
 
 @st.composite
@@ -50,12 +47,3 @@ def test_memory_is_used_again() -> None:
     assert (
         plan([Buffer(0, 0, 3), Buffer(0, 1, 2)]) == 2 * ALIGNMENT
     )  # empty values have addresses of their own
-
-
-@pytest.mark.slow
-@pytest.mark.kernels
-@pytest.mark.parametrize("name", MODELS)
-def test_real_models_waste_little(name: str) -> None:
-    module = convopt.optimize(str(fetch(name)), MODELS[name].shapes[0])
-    program = module.programs[-1].program
-    assert program.arena_bytes <= 1.3 * program.live_bytes
