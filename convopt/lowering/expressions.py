@@ -7,7 +7,7 @@ from math import inf, pi, sqrt
 
 import onnx_ir as ir
 
-from convopt.ir.values import attribute, scalar
+from convopt.ir.values import attribute, input_at, scalar
 from convopt.lowering.base import Refused
 from convopt.schedules.primitives.expression import Expression, ExpressionBuilder
 
@@ -45,8 +45,6 @@ def why_not_elementwise(node: ir.Node) -> str | None:
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.dtype not in allowed:
             return f"{node.op_type} of {value.dtype}"
-    if node.op_type == "Clip" and any(v is None for v in node.inputs[1:]) and _clip_bounds(node) is None:
-        return "Clip with one bound left out and the other computed"
     if node.op_type == "Gelu" and attribute(node, "approximate", "none") not in ("none", "tanh"):
         return f"Gelu approximated by {attribute(node, 'approximate')}"
     return None
@@ -105,7 +103,11 @@ def _clip_bounds(node: ir.Node) -> tuple[float, float] | None:
 def _clip(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
     bounds = _clip_bounds(node)
     if bounds is None:
-        return b.add("min", b.add("max", args[0], args[1]), args[2])
+        result, *given = args
+        for index, op in ((1, "max"), (2, "min")):
+            if input_at(node, index) is not None:
+                result = b.add(op, result, given.pop(0))
+        return result
     if bounds == (0.0, inf):
         return b.add("relu", args[0])
     return b.add("clip", args[0], attrs=bounds)

@@ -6,8 +6,9 @@ products with a right operand each become the convolution's groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ from convopt.schedules.primitives.expression import Expression, Op
 from convopt.selection.choose import choose_conv
 
 _ONES = (1, 1, 1)
+MOST_CALLS = 256
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class _Matrices:
     b: TensorView  # (g, k, n)
     y: TensorView  # (g, n, d, h, m, n)
     others: tuple[TensorView, ...]
+    b_at: int  # elements from b's first one
+    offsets: tuple[int, ...]  # of a, the others and y, in elements
 
 
 def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
@@ -58,48 +62,61 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         a_view = _swapped(a_view) if attribute(node, "transA", 0) else a_view
         b_view = _swapped(b_view) if attribute(node, "transB", 0) else b_view
     others = [broadcast(context.views[v], output) for v in values]
-    m = _matrices(a_view, b_view, context.views[output], others)
-    problem = ConvProblem(
-        m.a, m.y, _ONES, _ONES, _ONES, (0, 0, 0), expression, m.others, weight is None or bias is not None
-    )
+    operands = (a, *values, output)
+    calls = []
+    for m in _matrices(a_view, b_view, context.views[output], others):
+        if weight is None:
+            calls += _dynamic(m, expression, bias, b, operands, context)
+        else:
+            calls.append(_static(m, expression, weight, scale, bias, operands, context))
+    return calls
+
+
+def _problem(m: _Matrices, expression: Expression, has_bias: bool) -> ConvProblem:
+    return ConvProblem(m.a, m.y, _ONES, _ONES, _ONES, (0, 0, 0), expression, m.others, has_bias)
+
+
+def _static(
+    m: _Matrices,
+    expression: Expression,
+    weight: Array,
+    scale: float,
+    bias: Array | None,
+    operands: tuple[Operand, ...],
+    context: LoweringContext,
+) -> KernelCall:
     g, k, n = m.b.shape
-    biases = None if bias is None else np.broadcast_to(np.asarray(bias, np.float32), (g, n))
-    if weight is not None:
-        flat = np.lib.stride_tricks.as_strided(
-            np.ascontiguousarray(weight), m.b.shape, [s * weight.itemsize for s in m.b.strides]
-        )
-        weights = np.asarray(flat, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1) * np.float32(
-            scale
-        )
-        offsets = (0,) * (2 + len(values))
-        schedule = choose_conv(problem, context.target, context.threads)
-        operands = (a, *values, output)
-        return [packed_call(schedule, problem, weights, biases, operands, offsets, context)]
-    return _dynamic(problem, m, biases, a, b, tuple(values), output, context)
+    matrix = np.lib.stride_tricks.as_strided(
+        np.ascontiguousarray(weight).reshape(-1)[m.b_at :],
+        m.b.shape,
+        [s * weight.itemsize for s in m.b.strides],
+    )
+    weights = np.asarray(matrix, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1)
+    biases = None if bias is None else np.broadcast_to(bias, (g, n))
+    problem = _problem(m, expression, bias is not None)
+    schedule = choose_conv(problem, context.target, context.threads)
+    return packed_call(schedule, problem, weights * np.float32(scale), biases, operands, m.offsets, context)
 
 
 def _dynamic(
-    problem: ConvProblem,
     m: _Matrices,
+    expression: Expression,
     bias: Array | None,
-    a: ir.Value,
     b: ir.Value,
-    values: tuple[Operand, ...],
-    output: ir.Value,
+    operands: tuple[Operand, ...],
     context: LoweringContext,
 ) -> list[KernelCall]:
     g, k, n = m.b.shape
-    zeros = np.zeros((g, n), np.float32) if bias is None else bias
+    biases = np.broadcast_to(np.float32(0) if bias is None else bias, (g, n))
+    problem = _problem(m, expression, True)
     # The packed panels are DirectConv's form of weights.
     schedule = choose_conv(problem, context.target, context.threads, (DirectConv,))
     tile = schedule.vectors * context.target.lanes
     panel = Temporary(g * -(-n // tile) * tile * k * 4)
-    pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}")
+    pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}", (m.b_at, 0))
     weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
-    offsets = (0,) * (2 + len(values))
-    call = packed_call(schedule, problem, weights, zeros, (a, *values, output), offsets, context)
-    operands = (call.operands[0], panel, *call.operands[2:])
-    return [pack, KernelCall(call.schedule, call.problem, operands, call.label, call.offsets)]
+    call = packed_call(schedule, problem, weights, biases, operands, m.offsets, context)
+    return [pack, replace(call, operands=(call.operands[0], panel, *call.operands[2:]))]
 
 
 def _gemm_bias(node: ir.Node, outer: dict[ir.Value, ir.Value | None]) -> tuple[Array | None, ir.Value | None]:
@@ -148,8 +165,8 @@ def _swapped(view: TensorView) -> TensorView:
     return TensorView(view.shape[::-1], view.strides[::-1], view.dtype)
 
 
-def _matrices(a: TensorView, b: TensorView, y: TensorView, others: list[TensorView]) -> _Matrices:
-    """MatMul's broadcasting as a groups-of-matrices problem."""
+def _matrices(a: TensorView, b: TensorView, y: TensorView, others: list[TensorView]) -> Iterator[_Matrices]:
+    """MatMul's broadcasting as products of at most one batch dim each: most often as one."""
     vector_a, vector_b = len(a.shape) == 1, len(b.shape) == 1
     if vector_a:
         a = TensorView((1, *a.shape), (0, *a.strides), a.dtype)
@@ -171,21 +188,25 @@ def _matrices(a: TensorView, b: TensorView, y: TensorView, others: list[TensorVi
     rank = len(y.shape)
     a, b = (_batched(view, y.shape[:-2], rank) for view in (a, b))
     batch = [d for d in range(rank - 2) if y.shape[d] != 1]
-    if all(b.strides[d] == 0 for d in batch):
+    if len(batch) <= 3 and all(b.strides[d] == 0 for d in batch):
         # One right operand: the batch is more pixels.
-        if len(batch) > 3:
-            raise Refused(f"{len(batch)} batch dims, at most 3 have loops")
-        return _Matrices(
-            _pick(a, [], batch),
-            _right(b, []),
-            _pick(y, [], batch),
-            tuple(_pick(o, [], batch) for o in others),
+        left, result, *more = (_pick(v, [], batch) for v in (a, y, *others))
+        yield _Matrices(left, _right(b, []), result, tuple(more), 0, (0,) * (2 + len(others)))
+        return
+    # The innermost batch dims that are one dim in memory for all operands; the others by a call each.
+    split = max(len(batch) - 1, 0)
+    while split > 0 and all(_mergeable(view, batch[split - 1 :]) for view in (a, b, y, *others)):
+        split -= 1
+    looped, grouped = batch[:split], batch[split:]
+    if (count := prod(y.shape[d] for d in looped)) > MOST_CALLS:
+        raise Refused(f"{count} products: the batch dims of the operands are not one dim in memory")
+    left, result, *more = (_pick(v, grouped, []) for v in (a, y, *others))
+    for index in product(*(range(y.shape[d]) for d in looped)):
+        b_at, *offsets = (
+            sum(i * view.strides[d] for i, d in zip(index, looped, strict=True))
+            for view in (b, a, *others, y)
         )
-    if len(batch) > 1 and not all(_mergeable(view, batch) for view in (a, b, y, *others)):
-        raise Refused("the batch dims of the operands are not one dim in memory")
-    return _Matrices(
-        _pick(a, batch, []), _right(b, batch), _pick(y, batch, []), tuple(_pick(o, batch, []) for o in others)
-    )
+        yield _Matrices(left, _right(b, grouped), result, tuple(more), b_at, tuple(offsets))
 
 
 def _batched(view: TensorView, batch: tuple[int, ...], rank: int) -> TensorView:

@@ -158,7 +158,7 @@ def _depth_space(group: ir.Node, node: ir.Node, context: LoweringContext) -> Cop
     sn, sc, sh, sw = wide.view.strides
     wide = wide.viewed(shape, (sn, sh, sw, sc, block * sh, block * sw))
     sn, sc, sh, sw = deep.view.strides
-    if to_space and attribute(node, "mode", "DCR") == "CRD":
+    if attribute(node, "mode", "DCR") == "CRD":
         deep = deep.viewed(shape, (sn, block * sc, sc, block * block * sc, sh, sw))
     else:
         deep = deep.viewed(shape, (sn, block * channels * sc, channels * sc, sc, sh, sw))
