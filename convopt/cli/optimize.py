@@ -20,7 +20,7 @@ from convopt.cli.command import (
 )
 from convopt.cli.instruments import Instruments, add_instrument_arguments
 from convopt.errors import InputError
-from convopt.report.documents import PLACEMENT_FIELDS
+from convopt.report.documents import MEMORY_FIELDS, PLACEMENT_FIELDS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -78,7 +78,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
 
 def _write_artifact(arguments: argparse.Namespace, output: Path, progress: ReportProgress) -> Document:
     import convopt
-    from convopt.report.documents import placement_document
+    from convopt.report.documents import memory_document, placement_document
 
     instruments = Instruments(arguments.print_after, arguments.dump_dir)
     module = convopt.optimize(
@@ -92,8 +92,13 @@ def _write_artifact(arguments: argparse.Namespace, output: Path, progress: Repor
     require_program(module, arguments.model)
     instruments.finish()
     module.save(str(output))
-    verified = module.programs[-1].program.meta.get("verified")
-    return {"format": "convopt", **placement_document(module.placement), "verified": verified}
+    program = module.programs[-1].program
+    return {
+        "format": "convopt",
+        **placement_document(module.placement),
+        **memory_document(program),
+        "verified": program.meta.get("verified"),
+    }
 
 
 def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportProgress) -> Document:
@@ -150,12 +155,13 @@ def _operator_counts(model: ir.Model) -> dict[str, int]:
 
 
 def _show(document: Document) -> None:
-    from convopt.report.documents import placement_lines
+    from convopt.report.documents import memory_line, placement_lines
     from convopt.report.tables import Column, print_line, print_table
 
     if document["format"] == "convopt":
         for line in placement_lines(document):
             print_line(line)
+        print_line(memory_line(document))
         if document["verified"]:
             print_line(document["verified"])
     else:
@@ -185,7 +191,7 @@ random input before it is written.""",
         "output": "the file written",
         "format": "convopt, onnx or lowered",
         "seconds": "from start to the file written",
-        **{path: f"{text} (OUT.convopt)" for path, text in PLACEMENT_FIELDS.items()},
+        **{path: f"{text} (OUT.convopt)" for path, text in {**PLACEMENT_FIELDS, **MEMORY_FIELDS}.items()},
         "verified": "what --verify found, null without it (OUT.convopt)",
         "nodes_before{}": "operator: how many nodes (OUT.onnx)",
         "nodes_after{}": "operator: how many nodes (OUT.onnx)",

@@ -8,38 +8,51 @@ from convopt.report.tables import Column, number, print_line, print_table
 
 
 def show_bench(document: dict[str, Any]) -> None:
-    """The machine, one table for each kind of measurement, the summary, and who could not take part."""
+    """The machine, then what was measured: engines side by side, starts, or calls of empty kernels."""
     machine = document["machine"]
-    peak = machine["peak_gflops"]
+    print_line(f"{machine['cpu']}, {machine['cores']} cores, {machine['target']}")
+    if "startup" in document:
+        _show_startup(document["startup"])
+    elif "overhead" in document:
+        _show_overhead(document["overhead"])
+    else:
+        versions = document["versions"].items()
+        print_line(", ".join(f"{name} {version or '(missing)'}" for name, version in versions))
+        for run in document["runs"]:
+            _show_run(run, list(document["versions"]), document["precision"])
+
+
+def _show_run(run: dict[str, Any], engines: list[str], precision: str) -> None:
+    """One table for each kind of measurement, the summary, and who could not take part."""
+    peak = run["peak_gflops"]
     print_line(
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['target']}; {document['threads']} threads, "
-        f"{document['precision']}; FMA peak "
-        + (f"{peak:.0f} GFLOP/s" if peak else f"not measured: {machine['peak_refused']}")
-    )
-    print_line(
-        ", ".join(f"{name} {version or '(missing)'}" for name, version in document["versions"].items())
+        f"{_threads(run['threads'])}, {precision}; FMA peak "
+        + (f"{peak:.0f} GFLOP/s" if peak else f"not measured: {run['peak_refused']}")
     )
     for kind, title in (("native", "native layouts"), ("end_to_end", "end to end, NCHW")):
-        if any(case[kind] for case in document["cases"]):
-            _show_kind(document, kind, title)
-    for kind, case in ((k, c) for k in ("native", "end_to_end") for c in document["cases"]):
+        if any(case[kind] for case in run["cases"]):
+            _show_kind(run, kind, title, engines)
+    for kind, case in ((k, c) for k in ("native", "end_to_end") for c in run["cases"]):
         for name, result in (case[kind] or {}).items():
             if result["refused"]:
                 print_line(f"{name} took no part in {case['name']} ({kind}): {result['refused']}")
-    mean, least = document["geomean_ratio_to_best_peer"], document["least_ratio_to_best_peer"]
+    mean, least = run["geomean_ratio_to_best_peer"], run["least_ratio_to_best_peer"]
     if mean is not None:
-        print_line(f"ratio to the best peer: geometric mean {mean:.2f}, least {least:.2f}")
+        print_line(
+            f"ratio to the best peer, {_threads(run['threads'])}: "
+            f"geometric mean {mean:.2f}, least {least:.2f}"
+        )
 
 
-def _show_kind(document: dict[str, Any], kind: str, title: str) -> None:
-    engines = list(document["versions"])
+def _show_kind(run: dict[str, Any], kind: str, title: str, engines: list[str]) -> None:
     peers = [name for name in engines if name != "convopt"]
-    peak = document["machine"]["peak_gflops"]
+    peak = run["peak_gflops"]
     columns = [Column("case"), Column("x", True), *(Column(name, True) for name in engines)]
     columns += [Column("GFLOP/s", True), Column("of peak", True)]
-    columns += [*(Column(f"vs {name}", True) for name in peers), Column("error", True)]
+    columns += [*(Column(f"vs {name}", True) for name in peers), Column("vs best", True)]
+    columns.append(Column("error", True))
     rows = []
-    for case in document["cases"]:
+    for case in run["cases"]:
         results, ours = case[kind], case[kind]["convopt"]
         ratios = case[f"ratio_{kind}"] or {}
         errors = [r["max_error"] for r in results.values() if r["max_error"] is not None]
@@ -51,10 +64,53 @@ def _show_kind(document: dict[str, Any], kind: str, title: str) -> None:
                 number(ours["gflops"], 0),
                 f"{100 * ours['gflops'] / peak:.0f}%" if peak and ours["gflops"] else "",
                 *(number(ratios.get(name)) for name in peers),
+                number(min(ratios.values(), default=None)),
                 f"{max(errors):.1e}" if errors else "",
             ]
         )
     print_table(f"{title}: median (min) ms, GFLOP/s of convopt, time of each peer / convopt's", columns, rows)
+
+
+def _show_startup(found: list[dict[str, Any]]) -> None:
+    columns = [Column("model"), Column("threads", True), Column("start")]
+    columns += [Column(title, True) for title in ("import", "ready", "first result", "total", "processes")]
+    parts = ("import_s", "ready_s", "first_result_s", "total_s")
+    rows = [
+        (
+            one["name"],
+            str(one["threads"]),
+            state,
+            *(number(times[part]) for part in parts),
+            str(times["processes"]),
+        )
+        for one in found
+        for state, times in one["states"].items()
+    ]
+    print_table("from a fresh process to the first result: seconds", columns, rows)
+
+
+def _show_overhead(found: list[dict[str, Any]]) -> None:
+    columns = [Column(title, True) for title in ("threads", "kernels", "median", "min")]
+    rows = [
+        [
+            str(one["threads"]),
+            str(point["kernels"]),
+            number(point["median_us"], 1),
+            number(point["min_us"], 1),
+        ]
+        for one in found
+        for point in one["points"]
+    ]
+    print_table("us a call of empty kernels", columns, rows)
+    for one in found:
+        print_line(
+            f"{_threads(one['threads'])}: "
+            f"{one['call_us']:.1f} us a call and {one['kernel_us']:.2f} us a kernel"
+        )
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _compact(name: str) -> str:

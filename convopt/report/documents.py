@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from convopt.runtime.program import Placement
+from convopt.runtime.program import Placement, Program
 
 KINDS: tuple[Literal["compiled", "view", "folded", "fallback"], ...] = (
     "compiled",
@@ -26,6 +26,30 @@ PLACEMENT_FIELDS = {
     "fallbacks[].op": "its operator",
     "fallbacks[].reason": "why it was not compiled",
 }
+
+MEMORY_FIELDS = {
+    "memory.arena_bytes": "of all intermediates together",
+    "memory.live_bytes": "the largest sum of intermediates that are alive at once",
+    "memory.arena_to_live": "arena_bytes / live_bytes; 1 is the least",
+}
+
+
+def memory_document(program: Program) -> dict[str, Any]:
+    """What `MEMORY_FIELDS` describes."""
+    return {
+        "memory": {
+            "arena_bytes": program.arena_bytes,
+            "live_bytes": program.live_bytes,
+            "arena_to_live": program.arena_to_live,
+        }
+    }
+
+
+def memory_line(document: dict[str, Any]) -> str:
+    """The same in words."""
+    memory = document["memory"]
+    arena = memory["arena_bytes"] / (1 << 20)
+    return f"arena: {arena:.1f} MiB, {memory['arena_to_live']:.2f} times what is alive at once"
 
 
 def placement_document(placement: Sequence[Placement]) -> dict[str, Any]:

@@ -89,3 +89,8 @@ class Program:
     # JSON values: target, precision, versions, pass notes. "cpu_flags", checked when an artifact loads, are
     # the words of /proc/cpuinfo's flags that the kernels' instructions need.
     meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def arena_to_live(self) -> float:
+        """arena_bytes / live_bytes: 1 is the best plan that there can be, also where nothing needs memory."""
+        return self.arena_bytes / self.live_bytes if self.live_bytes else 1.0

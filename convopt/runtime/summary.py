@@ -49,7 +49,8 @@ def _program(loaded: LoadedProgram) -> list[str]:
         f"  nodes: {where['compiled']} compiled, {where['view']} views, {where['folded']} folded, "
         f"{where['fallback']} fallback",
         f"  steps: {len(program.steps) - islands} kernels, {islands} islands",
-        f"  memory: arena {_size(program.arena_bytes)} for {_size(program.live_bytes)} live at once, "
+        f"  memory: arena {_size(program.arena_bytes)}, {program.arena_to_live:.2f} times the "
+        f"{_size(program.live_bytes)} alive at once, "
         f"weights {_size(loaded.weights.nbytes)}, code {_size(len(loaded.image))}",
     ]
     for place in program.placement:

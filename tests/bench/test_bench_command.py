@@ -38,7 +38,8 @@ def test_a_conv_through_the_peers(capsys: pytest.CaptureFixture[str], tmp_path: 
     document = json.loads(capsys.readouterr().out)
     assert undocumented(document, bench.COMMAND.fields) == set()
     assert json.loads((tmp_path / "out.json").read_text()) == document
-    (case,) = document["cases"]
+    (run,) = document["runs"]
+    (case,) = run["cases"]
     assert (case["name"], case["count"]) == (SMALL, 1)
     assert case["flop"] == 2 * 10 * 9 * 6 * (8 // 2) * 9
     for kind in ("end_to_end", "native"):
@@ -50,7 +51,7 @@ def test_a_conv_through_the_peers(capsys: pytest.CaptureFixture[str], tmp_path: 
         assert case[kind]["convopt"]["refused"] == "not in this test"
     assert case["native"]["onnxruntime"]["layout"] == "NCHW"
     assert case["ratio_to_best_peer"] is None
-    assert document["machine"]["peak_gflops"] > 0
+    assert run["peak_gflops"] > 0
 
 
 @pytest.mark.usefixtures("without_convopt")
@@ -73,7 +74,7 @@ def test_a_model_needs_its_dynamic_dims(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", str(source), "--seconds", "0.02"]) == 2
     assert "input 'x' has dynamic dims" in capsys.readouterr().err
     assert main(["bench", str(source), "--seconds", "0.02", "--shape", "x:1,3,6,7", "--json"]) == 0
-    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    (case,) = json.loads(capsys.readouterr().out)["runs"][0]["cases"]
     assert case["native"] is None
     assert case["end_to_end"]["onnxruntime"]["max_error"] < 1e-5
 
@@ -83,9 +84,11 @@ def test_a_model_needs_its_dynamic_dims(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["--conv", "n=1"], "missing in 'n=1'"),
         (["--conv", SMALL, "--against", "tensorrt"], "--against tensorrt: expected some of onnxruntime"),
-        (["--conv", SMALL, "--batch", "2"], "--batch goes with --suite only"),
+        (["--conv", SMALL, "--batch", "2"], "--batch goes with --suite and --network only"),
         (["--conv", SMALL, "--shape", "x:1"], "--shape goes with a model only"),
+        (["--conv", SMALL, "--startup"], "--startup goes with IN.onnx, --network and --models only"),
         (["--conv", SMALL, "--seconds", "0"], "expected more than 0"),
+        (["--models", "rnet,anet"], "--models anet: expected some of det, rec"),
         (["--conv", SMALL, "-o", "out.txt"], "ends in .json"),
         (["nowhere.onnx"], "nowhere.onnx: no such file"),
     ],
@@ -106,7 +109,7 @@ def test_a_wrong_result_of_an_engine_shows_as_its_error(
 
     monkeypatch.setattr(engines.Convopt, "prepare", doubled)
     assert main(["bench", "--conv", SMALL, "--seconds", "0.02", "--json"]) == 0
-    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    (case,) = json.loads(capsys.readouterr().out)["runs"][0]["cases"]
     assert case["native"]["convopt"]["max_error"] == pytest.approx(1.0)
     assert case["ratio_to_best_peer"] == pytest.approx(case["ratio_native"]["onnxruntime"])
 

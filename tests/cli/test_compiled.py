@@ -35,6 +35,9 @@ def test_optimize_writes_an_artifact_that_run_runs(
     assert undocumented(document, optimize.COMMAND.fields) == set()
     assert (document["format"], document["convs"], document["convs_compiled"]) == ("convopt", 1, 1)
     assert document["fallbacks"] == []
+    memory = document["memory"]
+    assert 1.0 <= memory["arena_to_live"] <= 1.3
+    assert memory["arena_bytes"] >= memory["live_bytes"]
     assert document["verified"].startswith("equal to the model in onnxruntime")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.onnx", "out.convopt"]
 
@@ -159,13 +162,13 @@ def test_explain_tells_refusals_and_fallbacks(model: Path, capsys: pytest.Captur
 def test_bench_has_a_ratio(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = _document(["bench", str(model), "--threads", "1", "--seconds", "0.02"], capsys)
     assert undocumented(document, bench.COMMAND.fields) == set()
-    (case,) = document["cases"]
+    (case,) = document["runs"][0]["cases"]
     ours, peer = case["end_to_end"]["convopt"], case["end_to_end"]["onnxruntime"]
     assert case["ratio_to_best_peer"] == pytest.approx(peer["median_ms"] / ours["median_ms"])
     assert ours["max_error"] < 1e-5
     conv = "n=1,c=8,h=10,w=9,k=6,r=3,s=3,stride=1,pad=1"
     document = _document(["bench", "--conv", conv, "--threads", "1", "--seconds", "0.02"], capsys)
-    (case,) = document["cases"]
+    (case,) = document["runs"][0]["cases"]
     assert case["native"]["convopt"]["layout"] == "NHWC"
     assert case["native"]["convopt"]["max_error"] < 1e-5
 

@@ -39,7 +39,9 @@ def test_summary() -> None:
     assert "  convs compiled: 3 of 4 (2 ConvDirect, 1 Gemm)" in lines
     assert "  nodes: 3 compiled, 1 views, 0 folded, 2 fallback" in lines
     assert "  steps: 2 kernels, 1 islands" in lines
-    assert any(line.startswith("  memory: arena 0.2 KiB") and "weights 0.2 KiB" in line for line in lines)
+    (memory,) = (line for line in lines if line.startswith("  memory: "))
+    assert memory.startswith("  memory: arena 0.2 KiB, ")
+    assert "weights 0.2 KiB" in memory
     assert lines[-2:] == [
         "  fallback Conv c4: float64 is not compiled",
         "  fallback NonMaxSuppression n: operator not compiled",

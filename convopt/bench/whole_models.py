@@ -1,0 +1,66 @@
+"""Where a whole model to measure comes from: a file, a network with random weights, a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from convopt.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    Bound = tuple[onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """`read()` gives the model, its inputs' dims bound, and an array for each; it may download first."""
+
+    name: str
+    read: Callable[[], Bound]
+
+
+def from_file(path: str, shapes: Mapping[str, tuple[int, ...]]) -> WholeModel:
+    """Random inputs of the given shapes; dims that neither these nor the file fix are an InputError."""
+    return WholeModel(path, partial(_bound, path, shapes))
+
+
+def from_networks(name: str, batch: int | None) -> list[WholeModel]:
+    """One of NETWORKS at its paper's size with random inputs, or each of them for "all"."""
+    from convopt.bench.networks import NETWORKS
+
+    def read(chosen: str) -> Bound:
+        return _bound(NETWORKS[chosen](batch=batch or 1), {})
+
+    return [WholeModel(one, partial(read, one)) for one in (NETWORKS if name == "all" else (name,))]
+
+
+def from_real_models(names: str) -> list[WholeModel]:
+    """Names of MODELS, separated by commas, or "all", with the inputs that they are well-conditioned for."""
+    from convopt.bench.real_models import MODELS, fetch
+    from convopt.bench.sample_inputs import sample_inputs
+
+    chosen = list(MODELS) if names == "all" else [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in MODELS]:
+        raise InputError(f"--models {unknown[0]}: expected some of {', '.join(MODELS)}, or all")
+
+    def read(name: str) -> Bound:
+        model, _ = _bound(fetch(name), MODELS[name].shapes[0])
+        return model, sample_inputs(name)
+
+    return [WholeModel(name, partial(read, name)) for name in chosen]
+
+
+def _bound(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> Bound:
+    import onnx_ir as ir
+
+    from convopt.bench.inputs import bind_inputs
+    from convopt.frontends.onnx_file import load
+
+    model = load(source)
+    inputs = bind_inputs(model, shapes)
+    return ir.to_proto(model), inputs
