@@ -20,8 +20,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import networkx as nx
 import onnx_ir as ir
 
 from convopt.ir.groups import DOMAIN, REFUSED, captured, make_group
@@ -32,6 +33,7 @@ from convopt.passes.base import Note, PassContext, PassReport
 _EPILOGUE_KINDS = frozenset({"Conv", "Gemm", "Pointwise"})
 _MOST_NODES = 24  # per group: registers and compile time grow with each
 _MOST_INPUTS = 12  # a kernel's pointers are passed one by one
+_BETWEEN = "it lies between nodes that pass values of unknown shape"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class GroupKernels:
                 node.metadata_props[REFUSED] = reason
                 notes.append(Note(node.name or "", reason, refused=True))
         grouping = _Grouping(nodes, kinds)
+        for node in grouping.between_unknown_shapes():
+            kinds[node] = "Island"
+            node.metadata_props[REFUSED] = _BETWEEN
+            notes.append(Note(node.name or "", _BETWEEN, refused=True))
         groups = grouping.kernels() + grouping.islands()
         for kind, members in groups:
             make_group(graph, kind, members)
@@ -93,26 +99,46 @@ class _Grouping:
             groups.append((kind, members))
         return groups
 
+    def _levelled(self) -> Any:
+        """The nodes' graph, those that pass each other values of unknown shape condensed to one.
+
+        Such a value has to stay inside an island: memory between steps is planned, and needs extents.
+        """
+        network = nx.DiGraph()
+        network.add_nodes_from(self.nodes)
+        for node, readers in self.readers.items():
+            unknown = {v for v in node.outputs if static_shape(v) is None}
+            for reader in readers:
+                network.add_edge(node, reader)
+                if unknown and not unknown.isdisjoint((*reader.inputs, *captured(reader))):
+                    network.add_edge(reader, node)
+        return nx.condensation(network)
+
+    def between_unknown_shapes(self) -> list[ir.Node]:
+        """Compiled nodes on a way from the maker of a value of unknown shape to its reader."""
+        parts = [part["members"] for _, part in self._levelled().nodes(data=True)]
+        between = {n for part in parts if len(part) > 1 for n in part if self.kinds[n] != "Island"}
+        return [n for n in self.nodes if n in between]
+
     def islands(self) -> list[tuple[str, list[ir.Node]]]:
         """Fallback nodes of equal level form one island.
 
         The level counts changes between compiled and fallback on the way from the inputs, so nothing compiled
         can lie between two nodes of a level.
         """
-        level: dict[ir.Node, int] = {}
+        graph = self._levelled()
+        fallback = {
+            part: any(self.kinds[node] == "Island" for node in data["members"])
+            for part, data in graph.nodes(data=True)
+        }
+        level: dict[int, int] = {}
+        for part in nx.topological_sort(graph):
+            before = graph.predecessors(part)
+            level[part] = max((level[p] + (fallback[part] != fallback[p]) for p in before), default=0)
         islands: dict[int, list[ir.Node]] = {}
         for node in self.nodes:
-            fallback = self.kinds[node] == "Island"
-            level[node] = max(
-                (
-                    level[p] + (fallback != (self.kinds[p] == "Island"))
-                    for p in _producers(node)
-                    if p in level
-                ),
-                default=0,
-            )
-            if fallback:
-                islands.setdefault(level[node], []).append(node)
+            if self.kinds[node] == "Island":
+                islands.setdefault(level[graph.graph["mapping"][node]], []).append(node)
         return [("Island", members) for members in islands.values()]
 
     def _grow(self, anchor: ir.Node) -> list[ir.Node]:

@@ -42,8 +42,11 @@ def make_group(
                 outer_inputs.append(value)
     structural = [v for v in outer_inputs if _moves_inside(v, kind, members)]
     outer_inputs = [v for v in outer_inputs if v not in structural]
+    readers = inside | {node for m in members for subgraph in _subgraphs(m) for node in subgraph}
     leaving = [
-        v for v in produced if v in keep or v.is_graph_output() or any(c not in inside for c in v.consumers())
+        v
+        for v in produced
+        if v in keep or v.is_graph_output() or any(c not in readers for c in v.consumers())
     ]
     copies = {v: _copy(v) for v in (*structural, *outer_inputs, *produced)}
     for value in structural:
