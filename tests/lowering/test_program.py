@@ -9,7 +9,8 @@ import pytest
 import convopt
 from tests.conformance.support import fallbacks
 from tests.lowering.compiled import check_text, labels
-from tests.passes.support import parse
+from tests.passes.grouping_cases import SUBGRAPHS, UNKNOWN
+from tests.passes.support import draw, parse, run_unoptimised
 
 pytestmark = pytest.mark.kernels
 
@@ -139,6 +140,26 @@ ISLANDS = {
 @pytest.mark.parametrize("name", ISLANDS)
 def test_islands(name: str) -> None:
     check_text(ISLANDS[name], may_fall_back="Asinh")
+
+
+@pytest.mark.parametrize("name", [*SUBGRAPHS, *UNKNOWN])
+def test_subgraphs_and_unknown_shapes(name: str) -> None:
+    model = parse((SUBGRAPHS | UNKNOWN)[name])
+    proto = ir.to_proto(model)
+    module = convopt.optimize(model, threads=1)
+    for seed in (1, 2, 3):
+        inputs = draw(proto, {}, seed)
+        expected, found = run_unoptimised(proto, inputs), module.run(dict(inputs))
+        for output, array in expected.items():
+            np.testing.assert_allclose(found[output], array, rtol=1e-5, atol=1e-5, err_msg=output)
+
+
+def test_only_what_lies_between_unknown_shapes_falls_back() -> None:
+    module = convopt.optimize(parse(UNKNOWN["a backbone, then a Gather"]), threads=1)
+    assert [p.node for p in module.placement if p.where == "compiled"] == ["a"]
+    module = convopt.optimize(parse(UNKNOWN["compiled nodes between"]), threads=1)
+    reasons = {p.node: p.detail for p in module.placement}
+    assert reasons["r"] == "it lies between nodes that pass values of unknown shape"
 
 
 def test_a_batch_of_none() -> None:

@@ -45,6 +45,15 @@ SUBGRAPHS = {
                               else_branch = r () => (float[2,3] q) { q = Mul (a, x) }> },
                       else_branch = e () => (float[2,3] v) { v = Add (a, a) }>
         y = Neg (i) }""",
+    "cycles without care": """g (float[2,3] x, bool x_c) => (float[2,3] y) {
+        u = Asinh (x)  a = Relu (u)
+        i = If (x_c) <then_branch = t () => (float[2,3] p) { p = Neg (a) },
+                      else_branch = e () => (float[2,3] q) { q = Add (a, u) }>
+        y = Mul (a, i) }""",
+    "a constant": """g (float[2,3] x, bool x_c, float[2,3] a) => (float[2,3] y) {
+        i = If (x_c) <then_branch = t () => (float[2,3] p) { p = Add (x, a) },
+                      else_branch = e () => (float[2,3] q) { q = Mul (x, a) }>
+        r = Relu (i)  y = Add (r, a) }""",
     "Loop": """g (float[2,3] x) => (float[2,3] y) <int64 trips = {3}, bool go = {1}> {
         a = Relu (x)
         l = Loop (trips, go, a) <body = b (int64 i, bool c, float[2,3] s) => (bool d, float[2,3] r) {
@@ -89,4 +98,23 @@ LAYOUTS = {
     "one channel has one order": """g (float[1,1,5,6] x, float[1,1,3,3] w) => (float[1,1,3,4] y) {
         y = Conv (x, w) }""",
     "nothing wants channels last": "g (float[1,4,5,6] x) => (float[1,4,5,6] y) { y = Relu (x) }",
+}
+
+# Values whose extents are known at run time only; x_c decides a branch.
+UNKNOWN = {
+    "a backbone, then a Gather": """g (float[1,2,3,3] x, float[2,2,1,1] w) => (float[K] y) {
+        n = NonZero (x)  t = Transpose <perm = [1, 0]> (n)  a = Conv (x, w)  y = GatherND (a, t) }""",
+    "later nodes wait for compiled ones": """g (float[4,3] x) => (float[K] y) {
+        n = NonZero (x)  t = Transpose <perm = [1, 0]> (n)  r = Relu (x)  s = Asinh (r)
+        y = GatherND (s, t) }""",
+    "also an output": """g (float[4,3] x) => (float[K] y, int64[K,2] t) {
+        n = NonZero (x)  t = Transpose <perm = [1, 0]> (n)  r = Relu (x)  s = Asinh (r)
+        y = GatherND (s, t) }""",
+    "captured": """g (float[4,3] x, bool x_c) => (float[K] y) {
+        n = NonZero (x)  t = Transpose <perm = [1, 0]> (n)  r = Relu (x)
+        y = If (x_c) <then_branch = th () => (float[K] p) { p = GatherND (r, t) },
+                      else_branch = e () => (float[K] q) { q = GatherND (x, t) }> }""",
+    "compiled nodes between": """g (float[4,3] x) => (float[K] y) {
+        n = NonZero (x)  z = Size (n)  f = Cast <to = 1> (z)  r = Mul (x, f)
+        t = Transpose <perm = [1, 0]> (n)  y = GatherND (r, t) }""",
 }

@@ -62,10 +62,12 @@ def test_no_orphans() -> None:
 def test_captured_values_are_operands_of_the_island(name: str) -> None:
     model = prepared(SUBGRAPHS[name])
     group(model)
-    (island,) = (n for n in model.graph if n.op_type == "Island")
+    *_, island = (n for n in model.graph if n.op_type == "Island")
     body, operands = body_of(island), [v.name for v in island.inputs if v is not None]
     assert [v.name for v in body.inputs] == operands
-    assert "a" in operands and len(set(operands)) == len(operands)
+    assert len(set(operands)) == len(operands)
+    assert ("a" in operands) != ("a" in body.initializers)
+    body.clone()  # reads nothing from around it
 
 
 @pytest.mark.parametrize("reason", REFUSALS)
