@@ -18,7 +18,7 @@ from convopt.ir.groups import body_of
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv import broadcast, epilogue_of, packed_call
-from convopt.schedules.base import TensorView
+from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
@@ -153,12 +153,8 @@ def _add_first(expression: Expression, beta: float) -> Expression:
 
 
 def _operand_view(value: ir.Value, context: LoweringContext) -> TensorView:
-    view = context.views.get(value)
-    if view is not None:
-        return view
-    from convopt.schedules.base import row_major
-
-    return row_major(static_shape(value) or ())
+    array = constant(value)
+    return context.views[value] if array is None else row_major(array.shape, array.dtype.name)
 
 
 def _swapped(view: TensorView) -> TensorView:

@@ -97,6 +97,19 @@ def test_matmul(name: str) -> None:
 
 
 ATTENTION = {
+    "parts of a value": """g (float[4,10] x, float[5,6] b) => (float[4,6] y, float[4,4] z) {
+        r = Neg (x)  s, t = Split <axis = 1, num_outputs = 2> (r)  y = MatMul (t, b)
+        u = Transpose (s)  z = MatMul (t, u) }""",
+    "a slot of a Concat": """g (float[4,5] x, float[5,6] b, float[4,3] x2) => (float[4,6] y, float[4,8] z) {
+        r = Neg (x)  c = Concat <axis = 1> (x2, r)  z = Relu (c)  y = MatMul (r, b) }""",
+    "every second row": """g (float[6,5] x, float[5,6] b) => (float[3,6] y)
+        <int64[1] from = {1}, int64[1] to = {6}, int64[1] axis = {0}, int64[1] step = {2}> {
+        r = Neg (x)  s = Slice (r, from, to, axis, step)  y = Gemm (s, b) }""",
+    "float16": """g (float16[5,17] x, float16[17,9] b, float16[5,9] x_c) => (float16[5,9] y) {
+        y = Gemm <alpha = 0.5, beta = 2.0> (x, b, x_c) }""",
+    "float16 on both sides": """g (float16[3,5,17] x, float16[3,17,9] x_b) => (float16[3,5,9] y) {
+        y = MatMul (x, x_b) }""",
+    "one constant element": "g (float[5,1] x, float[1,1] b, float[1] c) => (float[5,1] y) { y = Gemm (x, b, c) }",
     "scores": """g (float[2,3,4,8] x, float[2,3,5,8] x_k) => (float[2,3,4,5] y) {
         t = Transpose <perm = [0, 1, 3, 2]> (x_k)  p = MatMul (x, t)  s = Constant <value_float = 0.35> ()
         y = Mul (p, s) }""",
