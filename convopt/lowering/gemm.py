@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
-from convopt.ir.values import Array, attribute, constant, input_at, static_shape
+from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv import broadcast, epilogue_of, packed_call
 from convopt.schedules.base import TensorView, row_major

@@ -182,3 +182,27 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_halos(name: str) -> None:
     check_text(SHARED[name], may_fall_back="Asinh" if "fallback" in name else "")
+
+
+HALVES = {
+    "convs and a pool": """g (float16[2,4,6,7] x, float16[9,4,1,1] w, float16[9,9,3,3] v, float16[9] b)
+        => (float16[2,9,6,7] y, float16[2,9,3,4] z) {
+        a = Conv (x, w, b)  r = Relu (a)  y = Conv <pads = [1, 1, 1, 1]> (r, v)
+        z = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r) }""",
+    "depthwise": """g (float16[2,20,6,7] x, float16[20,1,3,3] w) => (float16[2,20,6,7] y) {
+        y = Conv <pads = [1, 1, 1, 1], group = 20> (x, w) }""",
+    "transposed": """g (float16[2,4,6,7] x, float16[4,9,4,4] w) => (float16[2,9,12,14] y) {
+        y = ConvTranspose <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w) }""",
+    "slots and a sum": """g (float16[1,4,6,7] x, float16[1,8,6,7] x2, float16[5,4,3,3] w, float16[3,4,1,1] v)
+        => (float16[1,8,6,7] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Conv (x, v)  c = Concat <axis = 1> (a, b)
+        y = Add (c, x2) }""",
+    "many channels": """g (float16[1,600,4,5] x, float16[8,600,3,3] w) => (float16[1,8,4,5] y) {
+        y = Conv <pads = [1, 1, 1, 1]> (x, w) }""",
+}
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "im2col"])
+@pytest.mark.parametrize("name", HALVES)
+def test_float16(name: str, algorithm: str) -> None:
+    check_text(HALVES[name], algorithm=algorithm)

@@ -109,7 +109,8 @@ ATTENTION = {
         y = Gemm <alpha = 0.5, beta = 2.0> (x, b, x_c) }""",
     "float16 on both sides": """g (float16[3,5,17] x, float16[3,17,9] x_b) => (float16[3,5,9] y) {
         y = MatMul (x, x_b) }""",
-    "one constant element": "g (float[5,1] x, float[1,1] b, float[1] c) => (float[5,1] y) { y = Gemm (x, b, c) }",
+    "one constant element": """g (float[5,1] x, float[1,1] b, float[1] c) => (float[5,1] y) {
+        y = Gemm (x, b, c) }""",
     "scores": """g (float[2,3,4,8] x, float[2,3,5,8] x_k) => (float[2,3,4,5] y) {
         t = Transpose <perm = [0, 1, 3, 2]> (x_k)  p = MatMul (x, t)  s = Constant <value_float = 0.35> ()
         y = Mul (p, s) }""",

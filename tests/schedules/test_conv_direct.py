@@ -150,7 +150,9 @@ def test_other_vector_widths(name: str, lanes: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lanes", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
-    check(name, instances(CASES[name].problem, TARGETS[lanes]), TARGETS[lanes], tmp_path)
+    """All for this machine, an eighth of them or so for the other widths."""
+    most = 999 if lanes == "host" else 8
+    check(name, sample(CASES[name].problem, TARGETS[lanes], 0, most), TARGETS[lanes], tmp_path)
 
 
 @pytest.mark.kernels
