@@ -27,6 +27,7 @@ from convopt.passes.assign_layout import AssignLayout
 from convopt.passes.base import After, Pass
 from convopt.passes.check import CheckEachPass
 from convopt.passes.group_kernels import GroupKernels
+from convopt.passes.lower_batchnorm import LowerBatchNorm
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
@@ -249,11 +250,16 @@ class _Compiler:
         return loaded
 
 
+def kernel_passes(refused: Mapping[str, str]) -> tuple[Pass, ...]:
+    """From standard ONNX with static shapes to groups with layouts; `refused` (node: reason) fall back."""
+    return LowerBatchNorm(), GroupKernels(tuple(refused.items())), AssignLayout()
+
+
 def lower_graph(
     graph: ir.Model, context: PassContext, refused: Mapping[str, str], after: After | None
 ) -> ir.Model:
     """A copy of the graph, cut into groups and with layouts; `refused` nodes become islands."""
     lowered = graph.clone()
     context = PassContext(target=context.target, shapes=context.shapes)
-    run_passes(lowered, (GroupKernels(tuple(refused.items())), AssignLayout()), context, after)
+    run_passes(lowered, kernel_passes(refused), context, after)
     return lowered

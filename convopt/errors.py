@@ -21,5 +21,9 @@ class CompileError(ConvoptError):
     """A kernel could not be compiled; names the kernel and what the compiler said."""
 
 
+class ExecutionError(ConvoptError):
+    """A part of the model that onnxruntime computes failed on these inputs; names its nodes."""
+
+
 class VerificationError(ConvoptError):
     """The compiled module's result differs from the reference (verify="raise")."""

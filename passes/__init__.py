@@ -11,12 +11,14 @@ from convopt.passes.inline_functions import InlineFunctions
 from convopt.passes.merge_pad import MergePad
 from convopt.passes.remove_no_ops import RemoveNoOps
 from convopt.passes.upgrade_opset import UpgradeOpset
+from convopt.passes.widen_types import WidenTypes
 
 GRAPH_PASSES: tuple[Pass, ...] = (
     InlineFunctions(),
     BindShapes(),
     UpgradeOpset(),
     FoldConstants(),
+    WidenTypes(),
     CanonicaliseConv(),
     CancelTransposes(),
     RemoveNoOps(),

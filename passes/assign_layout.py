@@ -35,7 +35,7 @@ from convopt.passes.base import Note, PassContext, PassReport
 
 _LAST, _ROW = "source", "sink"  # the cut's two sides
 _FIXED_LAST = frozenset({"Conv", "Pool", "Resize"})
-_FIXED_ROW = frozenset({"Gemm", "Island"})
+_FIXED_ROW = frozenset({"Empty", "Gemm", "Island"})
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _gather(conv: ir.Node, notes: list[Note]) -> _Affine:
     value = conv.outputs[0]
     while channels is not None:
         found = [
-            (n, *s) for n, i in value.uses() if (s := _scale_shift(n, i, channels, _rank(conv))) is not None
+            (n, *s) for n, i in value.uses() if (s := scale_shift(n, i, channels, _rank(conv))) is not None
         ]
         if not found:
             break
@@ -140,7 +140,7 @@ def _spread(conv: ir.Node, scale: Array, shape: tuple[int, ...]) -> Array:
     )
 
 
-def _scale_shift(node: ir.Node, index: int, channels: int, rank: int) -> tuple[Array, Array] | None:
+def scale_shift(node: ir.Node, index: int, channels: int, rank: int) -> tuple[Array, Array] | None:
     """(scale, shift) in float64 if the node is one per channel of its input `index`, else None."""
     ones, zeros = np.ones(channels), np.zeros(channels)
     if is_op(node, "BatchNormalization") and index == 0 and not attribute(node, "training_mode", 0):

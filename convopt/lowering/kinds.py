@@ -30,6 +30,8 @@ _MOVABLE = (
 
 def kind_of(node: ir.Node) -> str:
     """The group kind that computes this operator; only asked where `why_not` has nothing against it."""
+    if _is_empty(node):
+        return "Empty"
     return KIND_OF.get(node.op_type, "Pointwise")
 
 
@@ -39,14 +41,16 @@ def why_not(node: ir.Node) -> str | None:
 
     if node.domain not in ("", "ai.onnx"):
         return f"operator of domain {node.domain}"
+    if _is_empty(node):
+        return None
     kind = KIND_OF.get(node.op_type, "Pointwise" if node.op_type in ELEMENTWISE else None)
     if kind is None:
         return f"no kernel family computes {node.op_type}"
     for value in (*node.inputs, *node.outputs):
         if value is not None and static_shape(value) is None:
             return f"the shape of {value.name} is not static"
-    if any(0 in (static_shape(v) or ()) for v in node.outputs):
-        return "an output is empty"
+    if any(v is not None and 0 in (static_shape(v) or ()) for v in (*node.inputs, *node.outputs)):
+        return "an operand is empty"
     if kind == "Pointwise":
         return why_not_elementwise(node)
     dtype = node.outputs[0].dtype
@@ -55,6 +59,11 @@ def why_not(node: ir.Node) -> str | None:
     if dtype not in _FLOATS:
         return f"{node.op_type} of {dtype}"
     return _matrix_refusal(node) if kind in ("Conv", "Gemm") else None
+
+
+def _is_empty(node: ir.Node) -> bool:
+    """Whether there is nothing to compute: every output has no elements (a batch of 0)."""
+    return all(0 in (static_shape(v) or ()) for v in node.outputs)
 
 
 def _matrix_refusal(node: ir.Node) -> str | None:

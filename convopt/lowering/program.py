@@ -12,7 +12,8 @@ import onnx_ir as ir
 from convopt.codegen.cache import KernelCache
 from convopt.codegen.link import link
 from convopt.codegen.workers import KernelSource, compile_kernels
-from convopt.ir.groups import make_group
+from convopt.errors import CompileError
+from convopt.ir.groups import is_group, make_group
 from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import constant, static_shape, unique_name
 from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
@@ -21,6 +22,7 @@ from convopt.lowering.conv import halo_of
 from convopt.lowering.families import copy_call, halo_call, lower_group
 from convopt.lowering.storage import Halo, Place, StoragePlan, allocate, may_have_halo, plan_aliases
 from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
 
 Progress = Callable[[str, int, int], None]
@@ -67,9 +69,26 @@ def build_program(
         builder.graph, builder.plan, works, {i: s.key for i, s in sources.items()}, options.target
     )
     program = assembled.program(meta)
-    return LoadedProgram(
-        program, link(compiled.objects, cache), assembled.weights(), tuple(assembled.islands)
-    )
+    image = link(compiled.objects, cache)
+    loaded = LoadedProgram(program, image, assembled.weights(), tuple(assembled.islands))
+    _check_islands(loaded, options.threads)
+    return loaded
+
+
+def _check_islands(loaded: LoadedProgram, threads: int) -> None:
+    """Makes the islands' sessions now: what onnxruntime refuses is said here, not at the first call."""
+    for step in loaded.program.steps:
+        if not isinstance(step, IslandStep):
+            continue
+        try:
+            loaded.islands.get(step.model, threads)
+        except Exception as error:  # onnxruntime raises a type of its own for each refusal
+            reasons = "; ".join(
+                f"{p.op} {p.node!r}: {p.detail}" for p in loaded.program.placement if p.node in step.nodes
+            )
+            raise CompileError(
+                f"nodes that have neither a kernel ({reasons}) nor run in onnxruntime: {error}"
+            ) from error
 
 
 class _Builder:
@@ -136,11 +155,14 @@ class _Builder:
         return group.outputs[0]
 
     def lower(self) -> list[LoweredGroup]:
+        self._refuse_unsized_values()
         works, refused = [], {}
         context = self._context()
         for group in self.graph:
             work = LoweredGroup(group)
             works.append(work)
+            if group.op_type == "Empty":
+                continue
             if group.op_type == "Island":
                 work.island = True
                 work.calls = self._contiguous_inputs(group)
@@ -158,6 +180,15 @@ class _Builder:
         if refused:
             raise Fallbacks(refused)
         return works
+
+    def _refuse_unsized_values(self) -> None:
+        """A value whose size only its run tells can't wait in the arena: then all nodes are one island."""
+        for group in self.graph:
+            for value in group.inputs:
+                if value is not None and static_shape(value) is None and is_group(value.producer()):
+                    reason = f"{value.name}, of a size known only at run time, passes over it"
+                    compiled = [g for g in self.graph if g.op_type not in ("Island", "Relayout")]
+                    raise Fallbacks({name: reason for g in compiled for name in node_names(g)})
 
     def _context(self) -> LoweringContext:
         o = self.options

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from convopt.errors import ExecutionError
 from convopt.runtime import forks
 from convopt.runtime.loaded import LoadedProgram, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import address, allocate, empty
@@ -85,7 +86,10 @@ class ExecutionContext:
     def _run_island(self, step: IslandStep, inputs: Sequence[Array], outputs: list[Any]) -> None:
         session = self.loaded.islands.get(step.model, self.threads)
         feeds = {spec.name: self._at(spec, place, inputs, outputs) for spec, place in step.inputs}
-        results = session.run([spec.name for spec, _ in step.outputs], feeds)
+        try:
+            results = session.run([spec.name for spec, _ in step.outputs], feeds)
+        except Exception as error:  # onnxruntime raises a type of its own for each refusal
+            raise ExecutionError(f"{step.label} ({', '.join(step.nodes)}): {error}") from error
         for (spec, place), result in zip(step.outputs, results, strict=True):
             if is_data_dependent(spec):
                 outputs[place.index] = result
