@@ -28,6 +28,9 @@ from convopt.runtime.program import (
 from convopt.targets import Target
 
 
+LAUNCH_SECONDS = 2e-6  # a launch on several threads and the wait for all of them
+
+
 @dataclass
 class LoweredGroup:
     """What one group became: kernel calls, an island, or nothing (a view)."""
@@ -150,6 +153,7 @@ class Assembler:
             tuple(self._address(o, at) for o, at in zip(call.operands, offsets, strict=True)),
             call.schedule.tasks(call.problem, self.target),
             call.schedule.scratch_bytes(call.problem, self.target),
+            call.schedule.cost(call.problem, self.target).seconds < LAUNCH_SECONDS,
             tuple(nodes),
             call.label or call.schedule.name,
         )

@@ -49,7 +49,8 @@ def why_not(node: ir.Node) -> str | None:
     for value in (*node.inputs, *node.outputs):
         if value is not None and static_shape(value) is None:
             return f"the shape of {value.name} is not static"
-    if any(v is not None and 0 in (static_shape(v) or ()) for v in (*node.inputs, *node.outputs)):
+    data = [v for v in node.inputs if v is not None and constant(v) is None]
+    if any(0 in (static_shape(v) or ()) for v in (*data, *node.outputs)):
         return "an operand is empty"
     if kind == "Pointwise":
         return why_not_elementwise(node)

@@ -4,12 +4,13 @@
  * [0, tasks), cut into one contiguous part per thread. Steps run in order with a barrier between them.
  * Addresses are (base, offset in bytes); the bases (arena, weights, inputs, outputs) come with each run.
  *
- * The caller is thread 0. A launch is one atomic store of `order` = (launch number, step). A worker that has a
- * part in the step does it and stores that order in its own `finished`, which the caller waits for. A worker
- * without a part (fewer tasks than threads) needs no answer and may be late: all that it reads then is the step
- * table, which outlives the pool. Workers poll for a while after the last launch, then sleep on a condition
- * variable. Who waits long gives up its time slice, and at once if the one it waits for sits on the same core:
- * a busy machine, or more threads than cores, costs some us per launch and not a time slice.
+ * The caller is thread 0. A launch is one atomic store of `order` = (launch number, step). Every part is a few
+ * chunks, claimed one by one with a compare-and-swap on the part's ticket = (launch number, next chunk): each
+ * thread takes those of its own part, whose data its cache has, then what is left of the others'. So a worker
+ * that the system keeps off its core delays nobody: the others do its part. The caller waits until all chunks
+ * are done. A late worker finds another launch number in the tickets and touches nothing else. Workers poll for
+ * a while after the last launch, then sleep on a condition variable. Who waits long gives up its time slice,
+ * and at once if the one it waits for sits on the same core.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -36,6 +37,8 @@ enum {
                                  * are cores for all; at once if there are not */
     SLEEP_AFTER = 100 * 1000,   /* ns without a launch after which a worker sleeps; waking takes 5 to 80 us */
     SLEEP_IN_RUN = 1000 * 1000, /* the same while a run goes on: a long step on one thread is no idleness */
+    CHUNK_BITS = 16,            /* of a ticket; the launch number has the other 48 */
+    CHUNKS = 4,                 /* of a part: what a thread that is off its core can hold back is one */
 };
 
 /* Steps that no table holds. */
@@ -54,10 +57,11 @@ struct step {
     const struct operand *operands;
     int32_t operand_count;
     int32_t tasks;
+    int32_t serial; /* not worth a launch: the caller does it alone */
 };
 
 struct member {
-    alignas(CACHE_LINE) _Atomic uint64_t finished;
+    alignas(CACHE_LINE) _Atomic uint64_t ticket; /* of this thread's part */
     _Atomic int core; /* where it ran when it last looked */
     struct pool *pool;
     pthread_t thread;
@@ -66,6 +70,7 @@ struct member {
 
 struct pool {
     alignas(CACHE_LINE) _Atomic uint64_t order;
+    alignas(CACHE_LINE) _Atomic uint64_t done; /* chunks of this launch */
     alignas(CACHE_LINE) _Atomic int sleepers;
     _Atomic int running;
     alignas(CACHE_LINE) const struct step *steps;
@@ -143,10 +148,8 @@ static int current_core(void) {
 
 enum { MAX_OPERANDS = 16 };
 
-/* Thread `index` of `parts` does its part of the step. */
-static void run_part(struct pool *pool, const struct step *step, int index, int parts) {
-    int32_t begin = (int32_t)((int64_t)step->tasks * index / parts);
-    int32_t end = (int32_t)((int64_t)step->tasks * (index + 1) / parts);
+/* Thread `index` does the tasks [begin, end) of the step. */
+static void run_tasks(struct pool *pool, const struct step *step, int index, int32_t begin, int32_t end) {
     void *scratch = pool->scratch ? pool->scratch + pool->scratch_stride * (size_t)index : NULL;
     void *p[MAX_OPERANDS];
     for (int i = 0; i < step->operand_count; i++)
@@ -158,7 +161,42 @@ static void run_part(struct pool *pool, const struct step *step, int index, int 
 }
 
 static int parts_of(const struct pool *pool, const struct step *step) {
-    return step->tasks < pool->threads ? step->tasks : pool->threads;
+    return step->serial ? 1 : step->tasks < pool->threads ? step->tasks : pool->threads;
+}
+
+/* The first of a step's tasks that lies in part `part` or behind it. */
+static int32_t part_begin(const struct step *step, int part, int parts) {
+    return (int32_t)((int64_t)step->tasks * part / parts);
+}
+
+static int chunks_of(int32_t tasks) {
+    return tasks < CHUNKS ? (int)tasks : CHUNKS;
+}
+
+/* Member `self` does chunks of the launch until none is left, its own part's first. */
+static void run_chunks(struct member *self, uint64_t launch, uint64_t index) {
+    struct pool *pool = self->pool;
+    const struct step *step = &pool->steps[index];
+    int parts = parts_of(pool, step);
+    for (int i = 0; i < parts; i++) {
+        int part = (self->index + i) % parts;
+        int32_t begin = part_begin(step, part, parts), tasks = part_begin(step, part + 1, parts) - begin;
+        uint64_t chunks = (uint64_t)chunks_of(tasks);
+        _Atomic uint64_t *ticket = &pool->members[part].ticket;
+        uint64_t value = atomic_load_explicit(ticket, memory_order_acquire);
+        while (value >> CHUNK_BITS == launch) {
+            int64_t chunk = (int64_t)(value & (((uint64_t)1 << CHUNK_BITS) - 1));
+            if ((uint64_t)chunk >= chunks)
+                break;
+            if (!atomic_compare_exchange_weak_explicit(ticket, &value, value + 1, memory_order_acq_rel,
+                                                       memory_order_acquire))
+                continue;
+            run_tasks(pool, step, self->index, begin + (int32_t)(tasks * chunk / (int64_t)chunks),
+                      begin + (int32_t)(tasks * (chunk + 1) / (int64_t)chunks));
+            atomic_fetch_add_explicit(&pool->done, 1, memory_order_release);
+            value = atomic_load_explicit(ticket, memory_order_acquire);
+        }
+    }
 }
 
 /* ---- workers ---- */
@@ -186,10 +224,19 @@ static void sleep_until_changed(struct pool *pool, uint64_t seen) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-/* Member `self` waits until `other` has changed `*word` from `seen`; with `may_sleep`, asleep after a while.
+/* Whether one that `self` waits for (the caller, or any worker) last ran on the core that `self` is on. */
+static int in_the_way(const struct member *self, int core) {
+    const struct pool *pool = self->pool;
+    int first = self->index ? 0 : 1, last = self->index ? 1 : pool->threads;
+    for (int i = first; i < last && core >= 0; i++)
+        if (core == atomic_load_explicit(&pool->members[i].core, memory_order_relaxed))
+            return 1;
+    return 0;
+}
+
+/* Member `self` waits until others have changed `*word` from `seen`; with `may_sleep`, asleep after a while.
  * Returns the new value. */
-static uint64_t wait_for_change(struct member *self, struct member *other, _Atomic uint64_t *word, uint64_t seen,
-                                int may_sleep) {
+static uint64_t wait_for_change(struct member *self, _Atomic uint64_t *word, uint64_t seen, int may_sleep) {
     struct pool *pool = self->pool;
     int64_t start = 0;
     for (unsigned poll = 1;; poll++) {
@@ -203,11 +250,10 @@ static uint64_t wait_for_change(struct member *self, struct member *other, _Atom
         start = start ? start : now;
         int core = current_core();
         atomic_store_explicit(&self->core, core, memory_order_relaxed);
-        int in_the_way = core >= 0 && core == atomic_load_explicit(&other->core, memory_order_relaxed);
         int running = atomic_load_explicit(&pool->running, memory_order_relaxed);
         if (may_sleep && now - start > (running ? SLEEP_IN_RUN : SLEEP_AFTER))
             sleep_until_changed(pool, seen);
-        else if (in_the_way || now - start >= pool->yield_after)
+        else if (in_the_way(self, core) || now - start >= pool->yield_after)
             sched_yield();
     }
 }
@@ -217,18 +263,13 @@ static void *work(void *argument) {
     struct pool *pool = self->pool;
     uint64_t order = 0;
     for (;;) {
-        order = wait_for_change(self, &pool->members[0], &pool->order, order, 1);
+        order = wait_for_change(self, &pool->order, order, 1);
         uint64_t index = order & STEP_MASK;
         if (index == STEP_STOP)
             return NULL;
         if (index == STEP_WAKE)
             continue;
-        const struct step *step = &pool->steps[index];
-        int parts = parts_of(pool, step);
-        if (self->index >= parts)
-            continue;
-        run_part(pool, step, self->index, parts);
-        atomic_store_explicit(&self->finished, order, memory_order_release);
+        run_chunks(self, order >> STEP_BITS, index);
     }
 }
 
@@ -339,16 +380,19 @@ EXPORT void convopt_run(struct pool *pool, int32_t first, int32_t last, void *co
         const struct step *step = &pool->steps[index];
         int parts = parts_of(pool, step);
         if (parts == 1) {
-            run_part(pool, step, 0, 1);
+            run_tasks(pool, step, 0, 0, step->tasks);
         } else if (parts > 1) {
-            uint64_t order = publish(pool, (uint64_t)index);
-            run_part(pool, step, 0, parts);
-            for (int i = 1; i < parts; i++) {
-                struct member *other = &pool->members[i];
-                uint64_t finished = atomic_load_explicit(&other->finished, memory_order_acquire);
-                while (finished != order)
-                    finished = wait_for_change(&pool->members[0], other, &other->finished, finished, 0);
+            uint64_t launch = (atomic_load_explicit(&pool->order, memory_order_relaxed) >> STEP_BITS) + 1;
+            uint64_t chunks = 0, done = 0;
+            for (int i = 0; i < parts; i++) {
+                chunks += (uint64_t)chunks_of(part_begin(step, i + 1, parts) - part_begin(step, i, parts));
+                atomic_store_explicit(&pool->members[i].ticket, launch << CHUNK_BITS, memory_order_relaxed);
             }
+            atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
+            publish(pool, (uint64_t)index);
+            run_chunks(&pool->members[0], launch, (uint64_t)index);
+            while ((done = atomic_load_explicit(&pool->done, memory_order_acquire)) != chunks)
+                wait_for_change(&pool->members[0], &pool->done, done, 0);
         }
         if (times)
             *times++ = nanoseconds();

@@ -30,6 +30,7 @@ class _Step(ctypes.Structure):
         ("operands", ctypes.POINTER(_Operand)),
         ("operand_count", ctypes.c_int32),
         ("tasks", ctypes.c_int32),
+        ("serial", ctypes.c_int32),
     )
 
 
@@ -127,6 +128,7 @@ class LoadedProgram:
             entry.operands = (_Operand * len(operands))(*operands)
             entry.operand_count = len(operands)
             entry.tasks = step.tasks
+            entry.serial = step.serial
         return table
 
     def _check_islands(self) -> None:

@@ -42,6 +42,7 @@ class KernelStep:
     """One launch: `symbol(begin, end, scratch, *args)` over all of `[0, tasks)`, split over the threads.
 
     scratch: bytes of private memory that each thread needs (64-byte aligned), 0 for none.
+    serial: one thread does all tasks, as the kernel takes less time than a launch.
     nodes: names of the model's nodes that this kernel computes, for profiles.
     label: a short text for people, e.g. "conv 3x3 s1 64->64 @56x56 direct".
     """
@@ -50,6 +51,7 @@ class KernelStep:
     args: tuple[Address, ...]
     tasks: int
     scratch: int = 0
+    serial: bool = False
     nodes: tuple[str, ...] = ()
     label: str = ""
 

@@ -61,7 +61,8 @@ def _step(step: Step) -> dict[str, Any]:
     common = {"nodes": list(step.nodes), "label": step.label}
     if isinstance(step, KernelStep):
         args = [_place(arg) for arg in step.args]
-        return {"symbol": step.symbol, "args": args, "tasks": step.tasks, "scratch": step.scratch, **common}
+        own = {"symbol": step.symbol, "args": args, "tasks": step.tasks, "scratch": step.scratch}
+        return {**own, "serial": step.serial, **common}
     return {
         "model": step.model,
         "inputs": [[_spec(spec), _place(place)] for spec, place in step.inputs],
@@ -117,6 +118,7 @@ def _to_step(data: Any) -> Step:
             tuple(map(_to_place, data["args"])),
             _natural(data["tasks"]),
             _natural(data["scratch"]),
+            data["serial"] is True,
             nodes,
             label,
         )
