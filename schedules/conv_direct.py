@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,12 @@ from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias, pack_w
 
 if TYPE_CHECKING:
     from convopt.targets import Target
+
+
+CLOCK = 2.4e9
+# One core of a server CPU, measured with long 1x1 convolutions: from L2, from L3, and from memory.
+L2_BYTES_PER_CYCLE = 24.0
+L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 16.0, 3.5
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Axis:
     others: tuple[int, ...]
 
 
+@lru_cache(maxsize=4096)
 def position_axes(problem: ConvProblem) -> list[Axis]:
     """The loops over output positions, outer to inner, neighbours merged where every operand allows it.
 
@@ -80,7 +88,7 @@ class DirectConv:
 
     @classmethod
     def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[DirectConv]:
-        """All register tiles that fit, all channel blocks of a cache-friendly size, rows and flat."""
+        """All register tiles that fit, cache-sized panels, rows and flat, and ways to cut the tasks."""
         axes = position_axes(problem)
         rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent
         for vectors in range(1, 5):
@@ -90,11 +98,13 @@ class DirectConv:
             features = -(-problem.features // (vectors * target.lanes))
             for block in _channel_blocks(problem, target, vectors):
                 for flat in (False, True):
-                    if flat and len(axes) == 1:
-                        continue
+                    if not flat and rows == 1 and width > 2 * pixels:
+                        continue  # one long row can only be cut as flat tiles
                     count = -(-rows * width // pixels) if flat else rows
-                    for row_chunk, feature_chunk in _chunks(problem, count, features, width, pixels, flat):
-                        yield cls(pixels, vectors, block, flat, feature_chunk, row_chunk)
+                    unit = pixels if flat else width
+                    for row_chunk in _row_chunks(problem, target, block, count, unit):
+                        for feature_chunk in sorted({-(-features // n) for n in (1, 2, 4, 16)}):
+                            yield cls(pixels, vectors, block, flat, feature_chunk, row_chunk)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
         if problem.y.strides[5] != 1:
@@ -109,31 +119,53 @@ class DirectConv:
         return None
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:
-        """Seconds by one core at 1 flop a picosecond: ratios count, the clock does not."""
-        lanes = target.lanes
+        """Seconds on one core at 2.4 GHz: cycles of the tiles, bytes from beyond L2. It ranks; it is no clock.
+
+        Two multiply-adds and two loads a cycle; the multiply-add's latency of 4 needs 8 accumulators.
+        """
         axes = position_axes(problem)
         rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent
+        tiles = -(-rows * width // self.pixels) if self.flat else rows * -(-width // self.pixels)
+        pixels = rows * width / tiles if not self.flat else self.pixels
+        features, tail = divmod(problem.features, self.vectors * target.lanes)
         # Vectors without a channel in the last tile are never computed: the compiler sees that.
-        features = -(-problem.features // lanes)
-        per_row = rows * width if self.flat else width
-        tiles = -(-per_row // self.pixels)
-        # Balanced tiles: their pixels are all used, what is lost are slots of a small tile's pipeline.
-        pixels = per_row / tiles
-        fma = pixels * self.vectors
-        loads = pixels + self.vectors
-        # Two FMAs and two loads a cycle; 8 independent accumulators hide the FMA's latency.
-        cycles = max(fma / 2, (0 if target.fma_from_memory else loads / 2), 4.0)
-        step = cycles / (fma / 2)
-        reduction = problem.taps * problem.channels
-        # Per tile: prologue and epilogue touch each accumulator, and y once more per further panel.
+        kinds = [(features, self.vectors), (1 if tail else 0, -(-tail // target.lanes))]
         panels = problem.channels // self.channel_block
-        overhead = 1.0 + (8.0 + 4.0 * (panels - 1)) / max(reduction, 1)
-        work = problem.groups * problem.pixels * features * lanes * reduction * 2.0
-        panel = problem.taps * self.channel_block * self.vectors * lanes * 4
-        cache = 1.0 if panel <= target.l1 // 2 else 1.02 if panel <= target.l2 // 2 else 1.3
-        flat = 1.03 if self.flat else 1.0
-        seconds = work * step * overhead * cache * flat / (lanes * 4 * 2.4e9)
-        return Estimate(seconds, 0.0)
+        panel = problem.taps * self.channel_block * self.vectors * target.vector_bytes
+        compute = 0.0
+        for count, vectors in kinds:
+            multiply_adds = pixels * vectors
+            loads = 0.0 if target.fma_from_memory else (pixels + vectors) / 2
+            step = max(multiply_adds / 2, loads, 4.0)
+            if panel > target.l1 * 3 // 4:
+                step = max(step, vectors * target.vector_bytes / L2_BYTES_PER_CYCLE)
+            around = (10 + 2 * multiply_adds) * panels
+            compute += count * tiles * (problem.taps * problem.channels * step + around)
+        compute *= problem.groups * (1.03 if self.flat else 1.0)
+        touched = 4 * (problem.x.size + problem.y.size)
+        rate = L3_BYTES_PER_CYCLE if touched <= target.l3 // 4 else MEMORY_BYTES_PER_CYCLE
+        traffic = self.traffic(problem, target) / rate
+        return Estimate(compute / CLOCK, traffic / CLOCK, 0.5 * min(compute, traffic) / CLOCK)
+
+    def traffic(self, problem: ConvProblem, target: Target) -> float:
+        """Bytes that come from beyond L2: a task's inputs, once if they stay, else for each tile of channels."""
+        rows, features = self._counts(problem, target)
+        unit = self.pixels if self.flat else position_axes(problem)[-1].extent
+        covered = min(self.row_chunk * unit, problem.pixels)
+        step = prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True))
+        halo = 1.0 if problem.taps == 1 else 1.0 + (problem.kernel[1] - 1) / max(self.row_chunk, 1) / step
+        inputs = covered * step * halo * self.channel_block * 4
+        chunk = min(self.feature_chunk, features)
+        panel = problem.taps * self.channel_block * self.vectors * target.vector_bytes
+        passes = 1 if inputs + panel <= target.l2 // 2 else chunk
+        weights = chunk * panel
+        if panel > target.l2 // 2:  # read anew for every tile of pixels
+            weights = int(weights * covered / self.pixels)
+        panels = problem.channels // self.channel_block
+        per_task = panels * (
+            inputs * passes + weights
+        ) + covered * chunk * self.vectors * target.vector_bytes * (2 * panels - 1)
+        return problem.groups * -(-features // self.feature_chunk) * -(-rows // self.row_chunk) * per_task
 
     def tasks(self, problem: ConvProblem, target: Target) -> int:
         rows, features = self._counts(problem, target)
@@ -165,7 +197,10 @@ def tile_pixels(target: Target, vectors: int) -> int:
     """The most pixels whose accumulators, weights and (without memory operands) one broadcast fit."""
     free = target.vector_registers - vectors - (0 if target.fma_from_memory else 1)
     # A spare register or two: LLVM loads the next weights early, and spills where none is left.
-    return min(free // vectors, 14 if target.fma_from_memory else 13)
+    if target.fma_from_memory:
+        return min(free // vectors, 14)
+    # One vector of channels: a broadcast a multiply-add, more pixels than 8 are bound by loads (measured).
+    return min(free // vectors, 13 if vectors > 1 else 8)
 
 
 def _channel_blocks(problem: ConvProblem, target: Target, vectors: int) -> list[int]:
@@ -179,11 +214,9 @@ def _channel_blocks(problem: ConvProblem, target: Target, vectors: int) -> list[
     return sorted(blocks)
 
 
-def _chunks(
-    problem: ConvProblem, rows: int, features: int, width: int, pixels: int, flat: bool
-) -> Iterator[tuple[int, int]]:
-    """Ways to cut the work into tasks: by rows with all channels, or by channels with all rows."""
-    fine = 16  # enough tasks to keep several threads evenly busy
-    yield max(1, -(-rows // fine)), features
-    if features > 1:
-        yield rows, max(1, -(-features // fine))
+def _row_chunks(problem: ConvProblem, target: Target, block: int, rows: int, unit: int) -> list[int]:
+    """Rows (of `unit` pixels) that a task takes: all, a sixteenth, and what keeps its inputs in L2 or L1."""
+    step = prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True))
+    row_bytes = unit * step * block * 4
+    fitting = (max(1, room // row_bytes) for room in (target.l2 // 3, target.l1 // 2))
+    return sorted({min(rows, chunk) for chunk in (rows, -(-rows // 16), -(-rows // 4), *fitting)})

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.emit import kernel, lanes_at, register, splat
+from convopt.schedules.primitives.emit import kernel, lanes_at, prefetch, register, splat
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:
@@ -149,7 +149,11 @@ class _Tile:
         # A kernel row whose pixels touch is one run of floats: longer loops for stems with 1 or 3 channels.
         if block == problem.channels and dw * x_w == block * x_c:
             kw, block = 1, kw * block
+        # Pixels that are read once come from memory while the tile before them is computed.
+        streams = problem.taps == 1 and block == problem.x.strides[4]
         with T.serial(0, kd) as d, T.serial(0, kh) as h, T.serial(0, kw) as w, T.serial(0, block) as c:
+            if streams:
+                prefetch(self.x, positions[0][0] + origin + (block + c) * len(positions))
             tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * x_c
             step = base + (((d * kh + h) * kw + w) * block + c) * tile_k
             for i, (x_at, _, _) in enumerate(positions):

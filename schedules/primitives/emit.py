@@ -74,3 +74,8 @@ def hold(value: Any, lanes: int, dtype: str = "float32") -> Any:
     slot = register(lanes, dtype)
     T.buffer_store(slot, value, [lanes_at(0, lanes)])
     return slot[lanes_at(0, lanes)]
+
+
+def prefetch(buffer: Any, index: Any) -> None:
+    """Asks for the cache line of an element, into L2; any address may be asked for, mapped or not."""
+    T.evaluate(tvm.tirx.call_intrin("void", "tirx.prefetch", T.address_of(buffer[index]), 0, 2, 1))
