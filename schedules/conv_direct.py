@@ -119,7 +119,7 @@ class DirectConv:
         return None
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:
-        """Seconds on one core at 2.4 GHz: cycles of the tiles, bytes from beyond L2. It ranks; it is no clock.
+        """Seconds on one core at 2.4 GHz: cycles of the tiles, bytes from beyond L2. It ranks, no more.
 
         Two multiply-adds and two loads a cycle; the multiply-add's latency of 4 needs 8 accumulators.
         """
@@ -148,7 +148,7 @@ class DirectConv:
         return Estimate(compute / CLOCK, traffic / CLOCK, 0.5 * min(compute, traffic) / CLOCK)
 
     def traffic(self, problem: ConvProblem, target: Target) -> float:
-        """Bytes that come from beyond L2: a task's inputs, once if they stay, else for each tile of channels."""
+        """Bytes from beyond L2: a task's inputs, once if they stay there, else for each tile of channels."""
         rows, features = self._counts(problem, target)
         unit = self.pixels if self.flat else position_axes(problem)[-1].extent
         covered = min(self.row_chunk * unit, problem.pixels)

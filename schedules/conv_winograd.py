@@ -159,9 +159,10 @@ class WinogradConv:
         blocks = -(-k // tile)
         padded = np.zeros((g, blocks * tile, c, 3, 3))
         padded[:, :k] = weight[:, :, :, 0]
-        points = np.einsum("ia,gkcab,jb->gkijc", g_matrix, padded, g_matrix, optimize=True)
-        flat = points.reshape(g, blocks, tile, (self.m + 2) ** 2, c)
-        packed = [np.ascontiguousarray(flat.transpose(0, 1, 3, 4, 2), np.float32)]
+        # One product with the Kronecker square of G: 36 (or 16) points of the 9 taps.
+        points = padded.reshape(-1, 9) @ np.kron(g_matrix, g_matrix).T
+        flat = points.astype(np.float32).reshape(g, blocks, tile, c, (self.m + 2) ** 2)
+        packed = [np.ascontiguousarray(flat.transpose(0, 1, 4, 3, 2))]
         return packed if bias is None else [*packed, pack_bias(bias, tile)]
 
     def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:

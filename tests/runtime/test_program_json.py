@@ -18,7 +18,13 @@ PROGRAM = Program(
     live_bytes=4000,
     steps=(
         KernelStep(
-            "k", (at("arena", 0, 64), at("weights"), at("input", 1)), 12, 256, True, ("conv1", "relu1"), "conv"
+            "k",
+            (at("arena", 0, 64), at("weights"), at("input", 1)),
+            12,
+            256,
+            True,
+            ("conv1", "relu1"),
+            "conv",
         ),
         IslandStep(
             0, ((floats("p", 3), at("arena")),), ((floats("q", 0), at("output", 0, 8)),), ("nms",), "NMS"
