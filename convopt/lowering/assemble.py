@@ -27,7 +27,6 @@ from convopt.runtime.program import (
 )
 from convopt.targets import Target
 
-
 LAUNCH_SECONDS = 2e-6  # a launch on several threads and the wait for all of them
 
 
