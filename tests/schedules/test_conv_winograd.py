@@ -1,0 +1,93 @@
+"""Winograd kernels against float64 sums, every operand at the edge of readable memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convopt.schedules.conv_winograd import TRANSFORMS, WinogradConv
+from convopt.targets import CpuTarget, host_cpu
+from tests.fenced_kernels import FencedKernels
+from tests.schedules.conv_cases import FMA, FULL, PIXEL, RELU, ROW, SUM_RELU, Case, Data
+
+HOST = host_cpu()
+TARGETS = {
+    "host": HOST,
+    "4 lanes": replace(HOST, vector_bytes=16, vector_registers=16, fma_from_memory=False),
+    "16 lanes": replace(HOST, vector_bytes=64, vector_registers=32, fma_from_memory=True),
+}
+
+
+def square(channels: int, features: int, height: int, width: int, **options: object) -> Case:
+    given = {"begin": (0, 1, 1), "end": (0, 1, 1)} | options
+    return Case(channels, features, (1, height, width), kernel=(1, 3, 3), **given)  # type: ignore[arg-type]
+
+
+CASES = {
+    "whole tiles": square(16, 32, 8, 8, epilogue=RELU),
+    "cut tiles": square(16, 24, 9, 11, batch=3),
+    "7x7, tail of channels": square(32, 27, 7, 7, epilogue=SUM_RELU, others=(FULL,)),
+    "no pads": square(16, 16, 10, 7, begin=(0, 0, 0), end=(0, 0, 0), bias=False),
+    "unlike pads": square(16, 33, 6, 13, begin=(0, 2, 0), end=(0, 0, 3), epilogue=FMA, others=(ROW, PIXEL)),
+    "smaller than a tile": square(16, 8, 1, 2),
+    "one row": square(16, 16, 1, 17),
+    "groups": square(16, 20, 5, 9, groups=2, batch=2),
+    "in slots": square(16, 16, 6, 5, x_gap=16, y_gap=24, batch=2),
+}
+
+
+def instances(case: Case, target: CpuTarget) -> list[WinogradConv]:
+    problem = case.problem
+    return [s for s in WinogradConv.space(problem, target) if s.why_not(problem, target) is None]
+
+
+def check(case: Case, schedules: list[WinogradConv], target: CpuTarget, folder: Path) -> None:
+    data = Data.draw(case)
+    kernels = FencedKernels([(s, case.problem) for s in schedules], target, folder)
+    for number, schedule in enumerate(schedules):
+        packed = schedule.pack(case.problem, target, data.weight, data.bias)
+        for at_end in (False, True):
+            data.check(kernels, number, packed, at_end)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", CASES)
+def test_some_instances(name: str, tmp_path: Path) -> None:
+    everything = instances(CASES[name], HOST)
+    by_m = [[s for s in everything if s.m == m] for m in TRANSFORMS]
+    start = list(CASES).index(name)
+    check(CASES[name], [group[start % len(group)] for group in by_m], HOST, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+@pytest.mark.parametrize("lanes", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
+    check(CASES[name], instances(CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
+
+
+@pytest.mark.parametrize("m", TRANSFORMS)
+def test_transforms_convolve(m: int) -> None:
+    """A^T [(G g G^T) * (B^T d B)] A is the correlation of d with g, in float64."""
+    rng, t = np.random.default_rng(0), TRANSFORMS[m]
+    b_t, a_t, g = (np.array(matrix) for matrix in (t.b_t, t.a_t, t.g))
+    data, taps = rng.standard_normal((m + 2, m + 2)), rng.standard_normal((3, 3))
+    found = a_t @ ((g @ taps @ g.T) * (b_t @ data @ b_t.T)) @ a_t.T
+    expected = [[(data[i : i + 3, j : j + 3] * taps).sum() for j in range(m)] for i in range(m)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_refusals() -> None:
+    schedule, plain = WinogradConv(4, 4, 2, 1), CASES["whole tiles"].problem
+    assert schedule.why_not(plain, HOST) is None
+    only = "only 3x3 with stride 1 and dilation 1"
+    assert schedule.why_not(replace(plain, strides=(1, 2, 2)), HOST) == only
+    assert schedule.why_not(replace(plain, dilations=(1, 2, 2)), HOST) == only
+    odd = square(17, 16, 8, 8).problem
+    assert "not contiguous vectors" in str(schedule.why_not(odd, HOST))
+    half = square(16, 16, 8, 8, x_dtype="float16").problem
+    assert schedule.why_not(half, HOST) == "the transforms lose too much in 16 bits"
