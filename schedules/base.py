@@ -32,6 +32,11 @@ class TensorView:
     def size(self) -> int:
         return prod(self.shape)
 
+    @property
+    def reach(self) -> int:
+        """Elements from the first to the last one in memory."""
+        return sum((e - 1) * abs(s) for e, s in zip(self.shape, self.strides, strict=True) if e > 0)
+
 
 def row_major(shape: tuple[int, ...], dtype: str = "float32") -> TensorView:
     strides, step = [], 1
