@@ -51,12 +51,13 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     expression, values = epilogue.expression, list(epilogue.values)
     output = group.outputs[0]
     scale = float(attribute(node, "alpha", 1.0)) if node.op_type == "Gemm" else 1.0
-    bias, addend = _gemm_bias(node, outer)
-    if addend is not None:
-        expression, values = _add_first(expression, _beta(node)), [addend, *values]
     weight = constant(b)
-    if weight is None and scale != 1.0:
-        raise Refused("alpha with a right operand that is not constant")
+    # A constant right operand is multiplied by alpha when it is packed; else the sum is, before C is added.
+    alpha = 1.0 if weight is not None else scale
+    bias, addend = _gemm_bias(node, outer, foldable=alpha == 1.0)
+    if addend is not None or alpha != 1.0:
+        expression = _after(alpha, None if addend is None else _beta(node), expression)
+        values = values if addend is None else [addend, *values]
     a_view, b_view = _operand_view(a, context), _operand_view(b, context)
     if node.op_type == "Gemm":
         a_view = _swapped(a_view) if attribute(node, "transA", 0) else a_view
@@ -119,8 +120,10 @@ def _dynamic(
     return [pack, replace(call, operands=(call.operands[0], panel, *call.operands[2:]))]
 
 
-def _gemm_bias(node: ir.Node, outer: dict[ir.Value, ir.Value | None]) -> tuple[Array | None, ir.Value | None]:
-    """Gemm's third operand: as a bias per column if it is constant, else as an operand of the epilogue."""
+def _gemm_bias(
+    node: ir.Node, outer: dict[ir.Value, ir.Value | None], foldable: bool
+) -> tuple[Array | None, ir.Value | None]:
+    """Gemm's third operand: a bias per column if it is constant and `foldable`, else one of the epilogue."""
     inner = input_at(node, 2) if node.op_type == "Gemm" else None
     if inner is None:
         return None, None
@@ -129,7 +132,7 @@ def _gemm_bias(node: ir.Node, outer: dict[ir.Value, ir.Value | None]) -> tuple[A
     array = constant(value)
     if array is None and value.const_value is not None:
         array = value.const_value.numpy()
-    if array is not None and prod(array.shape[:-1]) == 1:
+    if foldable and array is not None and prod(array.shape[:-1]) == 1:
         return np.asarray(array, np.float32).reshape(-1) * np.float32(_beta(node)), None
     return None, value
 
@@ -138,18 +141,22 @@ def _beta(node: ir.Node) -> float:
     return float(attribute(node, "beta", 1.0))
 
 
-def _add_first(expression: Expression, beta: float) -> Expression:
-    """The expression applied to input 0 + beta * input 1; its other inputs follow."""
-    inputs = expression.inputs + 1
-    prologue = (Op("const", (), (beta,)), Op("mul", (1, inputs)), Op("add", (0, inputs + 1)))
+def _after(alpha: float, beta: float | None, expression: Expression) -> Expression:
+    """The expression applied to alpha * input 0, or with `beta` to alpha * input 0 + beta * input 1."""
+    extra = 0 if beta is None else 1
+    inputs = expression.inputs + extra
+    prologue = [Op("const", (), (alpha,)), Op("mul", (0, inputs))]
+    if beta is not None:
+        prologue += [Op("const", (), (beta,)), Op("mul", (1, inputs + 2)), Op("add", (inputs + 1, inputs + 3))]
+    start = inputs + len(prologue) - 1
 
     def moved(i: int) -> int:
         if i == 0:
-            return inputs + 2
-        return i + 1 if i < expression.inputs else i - expression.inputs + inputs + 3
+            return start
+        return i + extra if i < expression.inputs else start + 1 + i - expression.inputs
 
     ops = tuple(Op(op.name, tuple(map(moved, op.args)), op.attrs) for op in expression.ops)
-    return Expression(inputs, prologue + ops, tuple(map(moved, expression.results)))
+    return Expression(inputs, (*prologue, *ops), tuple(map(moved, expression.results)))
 
 
 def _operand_view(value: ir.Value, context: LoweringContext) -> TensorView:

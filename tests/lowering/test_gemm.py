@@ -36,6 +36,8 @@ GEMM = {
     "B an input": gemm("5,17", "17,33", "33", fixed_b=False),
     "B an input, transposed": gemm("5,17", "33,17", "5,1", fixed_b=False, fixed_c=False, text="transB = 1"),
     "B and C inputs, transA": gemm("17,5", "17,33", "5,33", fixed_b=False, fixed_c=False, text="transA = 1"),
+    "B an input, alpha": gemm("5,17", "17,33", "33", fixed_b=False, text="alpha = 2.0, beta = 3.0"),
+    "B and C inputs, alpha": gemm("5,17", "17,33", "5,1", fixed_b=False, fixed_c=False, text="alpha = -0.5"),
     "one row": gemm("1,129", "129,33", "33", y="1,33"),
     "one column": gemm("7,17", "17,1", "1", y="7,1"),
     "one product": gemm("3,1", "1,5", y="3,5"),
@@ -45,12 +47,6 @@ GEMM = {
 @pytest.mark.parametrize("name", GEMM)
 def test_gemm(name: str) -> None:
     check_text(GEMM[name])
-
-
-def test_alpha_with_an_input_on_the_right_falls_back() -> None:
-    text = gemm("5,17", "17,33", fixed_b=False, text="alpha = 2.0")
-    (place,) = check_text(text, may_fall_back="Gemm").placement
-    assert place.detail == "alpha with a right operand that is not constant"
 
 
 def test_gemm_with_an_epilogue() -> None:
