@@ -147,7 +147,8 @@ def _after(alpha: float, beta: float | None, expression: Expression) -> Expressi
     inputs = expression.inputs + extra
     prologue = [Op("const", (), (alpha,)), Op("mul", (0, inputs))]
     if beta is not None:
-        prologue += [Op("const", (), (beta,)), Op("mul", (1, inputs + 2)), Op("add", (inputs + 1, inputs + 3))]
+        scaled = Op("mul", (1, inputs + 2))
+        prologue += [Op("const", (), (beta,)), scaled, Op("add", (inputs + 1, inputs + 3))]
     start = inputs + len(prologue) - 1
 
     def moved(i: int) -> int:

@@ -216,7 +216,7 @@ class _Builder:
         calls = lower_group(group, context)
         for view in (v for call in calls for v in call.problem.operands):
             if (reach := view.reach) >= 2**31:
-                raise Refused(f"{reach} elements from one end of a tensor to the other; kernels count to 2^31")
+                raise Refused(f"{reach} elements from one end of a tensor to the other, at most 2^31 - 1")
         # What a Concat's inputs wrote straight into its output needs no copy.
         for value in {v for v in group.inputs if v is not None and v in self.plan.aliases}:
             if self.plan.aliases[value].parent is group.outputs[0]:
