@@ -5,6 +5,7 @@ load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,12 +20,13 @@ from convopt import __version__
 from convopt.codegen.cache import KernelCache
 from convopt.errors import CompileError, InputError
 from convopt.frontends.onnx_file import load as load_model
+from convopt.ir.groups import expand_groups
 from convopt.ir.values import dims_of, static_shape
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
 from convopt.passes.assign_layout import AssignLayout
-from convopt.passes.base import After, Pass
+from convopt.passes.base import After, Pass, PassReport
 from convopt.passes.check import CheckEachPass
 from convopt.passes.group_kernels import GroupKernels
 from convopt.passes.lower_batchnorm import LowerBatchNorm
@@ -169,11 +171,14 @@ class _Compiler:
 
     def compile(self, shapes: Mapping[str, Sequence[int]]) -> LoadedProgram:
         start = time.perf_counter()
-        graph, context = self._graph(shapes)
+        graph, context = self.model.clone(), self._context(shapes)
+        after = self._observer(graph, context)
+        passes: tuple[Pass, ...] = without(GRAPH_PASSES, self.skip)
+        run_passes(graph, passes, context, after)
         refused: dict[str, str] = {}
-        loaded = self._program(graph, context, refused)
+        loaded = self._program(graph, context, refused, after)
         if self.verify:
-            loaded = self._verified(graph, context, loaded, refused)
+            loaded = self._verified(graph, context, loaded, refused, after)
         loaded.program.meta["compile_seconds"] = time.perf_counter() - start
         if self.workspace_cap is not None and loaded.program.arena_bytes > self.workspace_cap:
             raise CompileError(
@@ -190,30 +195,33 @@ class _Compiler:
             PassContext(shapes=given),
         )
 
-    def _graph(self, shapes: Mapping[str, Sequence[int]]) -> tuple[ir.Model, PassContext]:
-        """The model after the graph passes: standard ONNX with static shapes."""
-        graph, context = self.model.clone(), self._context(shapes)
-        passes: tuple[Pass, ...] = without(GRAPH_PASSES, self.skip)
+    def _observer(self, graph: ir.Model, context: PassContext) -> After:
+        """Called behind each pass: the check (groups are read as their bodies), the caller, progress."""
         checker = CheckEachPass(graph, context) if self.check else None
+        count = len(without(GRAPH_PASSES, self.skip)) + len(kernel_passes({}))
+        done = itertools.count(1)
 
-        def after(index: int, one: Pass, model: ir.Model, report: Any) -> None:
+        def after(index: int, one: Pass, model: ir.Model, report: PassReport) -> None:
             if checker is not None:
-                checker(index, one, model, report)
+                standard = model.clone()
+                expand_groups(standard.graph)
+                checker(index, one, standard, report)
             if self.after is not None:
                 self.after(index, one, model, report)
             if self.progress is not None:
-                self.progress("passes", index + 1, len(passes))
+                self.progress("passes", min(next(done), count), count)
 
-        run_passes(graph, passes, context, after)
-        return graph, context
+        return after
 
     def _context(self, shapes: Mapping[str, Sequence[int]]) -> PassContext:
         return PassContext(target=self.options.target, shapes=shapes)
 
-    def _program(self, graph: ir.Model, context: PassContext, refused: dict[str, str]) -> LoadedProgram:
+    def _program(
+        self, graph: ir.Model, context: PassContext, refused: dict[str, str], after: After
+    ) -> LoadedProgram:
         """The Program of a graph; `refused` grows by what turns out not to be compilable."""
         while True:
-            lowered = lower_graph(graph, context, refused, self.after)
+            lowered = lower_graph(graph, context, refused, after)
             meta = {
                 "convopt": __version__,
                 "target": self.options.target.name,
@@ -229,7 +237,12 @@ class _Compiler:
                 refused.update(new)
 
     def _verified(
-        self, graph: ir.Model, context: PassContext, loaded: LoadedProgram, refused: dict[str, str]
+        self,
+        graph: ir.Model,
+        context: PassContext,
+        loaded: LoadedProgram,
+        refused: dict[str, str],
+        after: After,
     ) -> LoadedProgram:
         given = self.verify if isinstance(self.verify, Mapping) else {}
         verifier = Verifier(self.model, graph, context, given)
@@ -245,7 +258,7 @@ class _Compiler:
                 loaded.program.meta["verified"] = f"{difference}, and no node by itself: rounding adds up"
                 return loaded
             refused.update(guilty)
-            loaded = self._program(graph, context, refused)
+            loaded = self._program(graph, context, refused, after)
         loaded.program.meta["verified"] = verifier.report
         return loaded
 

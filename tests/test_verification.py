@@ -6,11 +6,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 import convopt
 from convopt.errors import InputError, VerificationError
+from convopt.ir.groups import body_of
+from convopt.passes import PassContext, PassReport
+from convopt.passes.check import PassCheckError
+from convopt.passes.group_kernels import GroupKernels
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import Array, ConvProblem
 from convopt.selection.choose import choose_conv
@@ -149,3 +154,24 @@ def test_a_kernel_that_can_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["second"] == found["c"] == ("fallback", "RuntimeError: no code for this one")
     assert {found[node][0] for node in ("first", "a", "y")} == {"compiled"}
     assert_right(module)
+
+
+def test_each_pass_is_checked_down_to_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grouping that changes a body is named, as any other pass."""
+    run = GroupKernels.run
+
+    def wrong(self: GroupKernels, model: ir.Model, context: PassContext) -> PassReport:
+        report = run(self, model, context)
+        for group in model.graph:
+            for node in body_of(group):
+                if node.op_type == "Relu":
+                    node.op_type = "Tanh"
+        return report
+
+    graph = onnx.parser.parse_graph("g (float[2,3] x) => (float[2,3] y) { t = Add (x, x) y = Relu (t) }")
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    monkeypatch.setattr(GroupKernels, "run", wrong)
+    with pytest.raises(PassCheckError, match="group-kernels"):
+        convopt.optimize(model, check="each-pass", threads=1)
+    monkeypatch.setattr(GroupKernels, "run", run)
+    convopt.optimize(model, check="each-pass", threads=1)
