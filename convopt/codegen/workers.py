@@ -120,7 +120,7 @@ def compile_kernels(
 ) -> CompiledKernels:
     """The object file of every source, from the cache or compiled now on all usable cores.
 
-    progress(done, total) is called from this thread as kernels are finished.
+    progress(done, total) is called from this thread, first with 0, then as kernels are finished.
     """
     wanted = {source.key: source for source in sources}
     objects = {key: code for key in wanted if (code := cache.get(key)) is not None}
@@ -151,6 +151,8 @@ def compile_kernels(
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(usable_cores(), len(missing)))]
     for thread in threads:
         thread.start()
+    if missing and progress is not None:
+        progress(0, len(missing))
     for count in range(len(missing)):
         key, ok, result = done.get()
         if isinstance(result, bytes) and ok:

@@ -26,10 +26,10 @@ class Progress:
         if not self._shown or (self._bar is None and time.monotonic() - self._start < PATIENCE_SECONDS):
             return
         if self._bar is None:
-            self._begin()
+            self._begin(stage, done, total)
         self._bar.update(self._task, description=stage, completed=done, total=total)
 
-    def _begin(self) -> None:
+    def _begin(self, stage: str, done: int, total: int) -> None:
         from rich import progress
         from rich.console import Console
 
@@ -40,8 +40,8 @@ class Progress:
             progress.TimeElapsedColumn(),
         )
         self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(stage, completed=done, total=total)
         self._bar.start()
-        self._task = self._bar.add_task("")
 
     def __enter__(self) -> Self:
         return self

@@ -82,7 +82,7 @@ def test_progress_counts_what_is_missing(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
     compile_kernels(GOOD[:1], cache)
     compile_kernels(GOOD, cache, lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     compile_kernels(GOOD, cache, lambda done, total: seen.append((done, total)))
     assert len(seen) == 3
 
