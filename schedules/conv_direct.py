@@ -152,7 +152,7 @@ class DirectConv:
         rows, features = self._counts(problem, target)
         unit = self.pixels if self.flat else position_axes(problem)[-1].extent
         covered = min(self.row_chunk * unit, problem.pixels)
-        step = prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True))
+        step = _step(problem)
         halo = 1.0 if problem.taps == 1 else 1.0 + (problem.kernel[1] - 1) / max(self.row_chunk, 1) / step
         inputs = covered * step * halo * self.channel_block * 4
         chunk = min(self.feature_chunk, features)
@@ -214,9 +214,14 @@ def _channel_blocks(problem: ConvProblem, target: Target, vectors: int) -> list[
     return sorted(blocks)
 
 
+def _step(problem: ConvProblem) -> int:
+    """Input pixels that an output pixel adds; 1 without taps, as in a phase of a transposed convolution."""
+    return max(1, prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True)))
+
+
 def _row_chunks(problem: ConvProblem, target: Target, block: int, rows: int, unit: int) -> list[int]:
     """Rows (of `unit` pixels) that a task takes: all, a sixteenth, and what keeps its inputs in L2 or L1."""
-    step = prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True))
+    step = _step(problem)
     row_bytes = unit * step * block * 4
     fitting = (max(1, room // row_bytes) for room in (target.l2 // 3, target.l1 // 2))
     return sorted({min(rows, chunk) for chunk in (rows, -(-rows // 16), -(-rows // 4), *fitting)})
