@@ -6,6 +6,7 @@ plan aliases -> add halos -> lower each group -> compile the kernels -> lifetime
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -20,7 +21,15 @@ from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
 from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Refused
 from convopt.lowering.conv import halo_of
 from convopt.lowering.families import copy_call, halo_call, lower_group
-from convopt.lowering.storage import Halo, Place, StoragePlan, allocate, may_have_halo, plan_aliases
+from convopt.lowering.storage import (
+    Halo,
+    Place,
+    Storage,
+    StoragePlan,
+    allocate,
+    may_have_halo,
+    plan_aliases,
+)
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
@@ -170,7 +179,7 @@ class _Builder:
             pending = [v for v in group.outputs if not self.plan.is_alias(v) or self._computed(group, v)]
             try:
                 for root in {self.plan.root(v) for v in pending}:
-                    if self.plan.storages[root].has_halo and self._first_writer(root) is group:
+                    if self.plan.storages[root].has_halo and self._first_writer[root] is group:
                         place = self.plan.places[root]
                         work.calls.append(halo_call(self.plan.storages[root], place))
                 if pending:
@@ -198,15 +207,15 @@ class _Builder:
         """Whether an aliased output still has to be written: it lives in a Concat's output."""
         return self.plan.aliases[value].parent not in group.inputs
 
-    def _first_writer(self, root: ir.Value) -> ir.Node | None:
-        """The first group that writes into the root's memory."""
-        if not hasattr(self, "_writers"):
-            self._writers: dict[ir.Value, ir.Node] = {}
-            for group in self.graph:
-                for value in group.outputs:
-                    if static_shape(value) is not None:
-                        self._writers.setdefault(self.plan.root(value), group)
-        return self._writers.get(root)
+    @cached_property
+    def _first_writer(self) -> dict[ir.Value, ir.Node]:
+        """Root -> the first group that writes into its memory."""
+        writers: dict[ir.Value, ir.Node] = {}
+        for group in self.graph:
+            for value in group.outputs:
+                if static_shape(value) is not None:
+                    writers.setdefault(self.plan.root(value), group)
+        return writers
 
     def _calls(self, group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         if group.op_type in ("View", "Relayout"):
@@ -234,9 +243,7 @@ class _Builder:
             if _same_memory(place.view, wanted):
                 continue
             dense = ir.Value(name=f"{value.name}_dense", type=value.type, shape=value.shape)
-            self.plan.storages[dense] = type(self.plan.storages[self.plan.root(value)])(
-                dense, ((0, 0),) * len(wanted.shape), wanted.size
-            )
+            self.plan.storages[dense] = Storage(dense, ((0, 0),) * len(wanted.shape), wanted.size)
             self.plan.places[dense] = Place(wanted, 0)
             calls.append(copy_call(value, dense, self._context()))
             group.replace_input_with(index, dense)
