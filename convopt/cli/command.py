@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +61,23 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of convolutions that have the choice: auto (default), direct, im2col",
     )
-    parser.add_argument("--im2col-cap", type=positive, metavar="BYTES", help="of an unfolded matrix")
-    parser.add_argument("--workspace-cap", type=positive, metavar="BYTES", help="of all intermediates")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where compiled kernels are kept")
+    parser.add_argument(
+        "--im2col-cap",
+        type=positive,
+        metavar="BYTES",
+        help="that an unfolded matrix may take (default: 64 MiB)",
+    )
+    parser.add_argument(
+        "--workspace-cap",
+        type=positive,
+        metavar="BYTES",
+        help="that all intermediates together may take; beyond it the command fails (default: no limit)",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="where compiled kernels are kept (default: $CONVOPT_CACHE, else the user's cache folder)",
+    )
 
 
 def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -79,6 +93,15 @@ def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if (value := getattr(arguments, name)) is not None:
             options[name] = value
     return options
+
+
+def refuse_compile_options(arguments: argparse.Namespace, used: Collection[str], why: str) -> None:
+    """Raises InputError where one of the arguments above is given that is not `used`: it would be ignored."""
+    parser = argparse.ArgumentParser()
+    add_compile_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in used and getattr(arguments, name) != default:
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
 
 
 def require_program(module: Any, model: str) -> None:

@@ -78,6 +78,8 @@ def _show(document: Document) -> None:
 
     columns = [Column("pass"), Column("changed", True)]
     print_table("passes", columns, [(one["name"], str(one["changed"])) for one in document["passes"]])
+    if not document["nodes"]:
+        print_line("no such node, or nothing to say of it: --all lists every node")
     for node in document["nodes"]:
         print_line(f"{node['op'] or 'gone:'} {node['node']}")
         for note in node["notes"]:

@@ -16,6 +16,7 @@ from convopt.cli.command import (
     compile_options,
     output_path,
     parse_shapes,
+    refuse_compile_options,
     require_program,
 )
 from convopt.cli.instruments import Instruments, add_instrument_arguments
@@ -40,7 +41,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lowered",
         action="store_true",
-        help="with OUT.onnx: the model as it is compiled, each kernel an operator that a function defines",
+        help="with OUT.onnx: the model as it is compiled, each kernel an operator that a function defines;"
+        " wants static shapes",
     )
     add_compile_arguments(parser)
     parser.add_argument(
@@ -62,6 +64,8 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     output = output_path(arguments.output, (".convopt", ".onnx"))
     if arguments.lowered and output.suffix != ".onnx":
         raise InputError(f"--lowered writes an ONNX file; got -o {output}")
+    if output.suffix == ".onnx":
+        refuse_compile_options(arguments, ("shape", "skip"), f"is about compiled artifacts; got -o {output}")
     if arguments.verify and output.suffix != ".convopt":
         raise InputError(f"--verify is about compiled artifacts; got -o {output}, which is always checked")
     start = time.perf_counter()
@@ -126,6 +130,7 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
 
     run_passes(model, passes, context, after)
     if arguments.lowered:
+        _require_static_inputs(model, arguments.model)
         model = lower_graph(model, context, {}, instruments)
     instruments.finish()
     if arguments.lowered:
@@ -141,6 +146,17 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
         "max_error": equality.max_error,
         "unchecked": equality.unchecked,
     }
+
+
+def _require_static_inputs(model: ir.Model, path: str) -> None:
+    """Raises InputError for dynamic dims: kernels are for known shapes, so nothing could be lowered."""
+    from convopt.ir.values import static_shape
+
+    dynamic = [f"{v.name} {v.shape}" for v in model.graph.inputs if static_shape(v) is None]
+    if dynamic:
+        raise InputError(
+            f"{path}: dynamic dims; --lowered wants --shape NAME:D,D,... for {', '.join(dynamic)}"
+        )
 
 
 def _operator_counts(model: ir.Model) -> dict[str, int]:
@@ -185,7 +201,7 @@ COMMAND = Command(
 -o OUT.convopt compiles the model for a target and its input shapes: `convopt run` and convopt.load run it.
 -o OUT.onnx writes the model in standard operators for any runtime: shapes and constants folded, normalization
 folded into convolutions, padding merged and explicit, transposes cancelled; compared with the original on a
-random input before it is written.""",
+random input before it is written. Of the options from --target to --cache-dir it takes --skip only.""",
     fields={
         "input": "the model's path",
         "output": "the file written",

@@ -15,6 +15,7 @@ from convopt.cli.command import (
     add_compile_arguments,
     compile_options,
     output_path,
+    refuse_compile_options,
     written_whole,
 )
 from convopt.errors import InputError
@@ -54,9 +55,10 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     given = parse_inputs(arguments.input)
     files = {name: read_array(name, path) for name, path in given.items() if path != "random"}
     if Path(arguments.model).suffix == ".convopt":
-        if arguments.shape:
-            raise InputError(f"--shape {arguments.shape[0]}: the shapes of an artifact are fixed")
-        module = convopt.load(arguments.model)
+        refuse_compile_options(
+            arguments, ("threads",), "an artifact is compiled already, this is fixed in it"
+        )
+        module = convopt.load(arguments.model, threads=arguments.threads)
     else:
         options = compile_options(arguments)
         options["shapes"] = {
@@ -210,8 +212,10 @@ _ARRAY_FIELDS = {
 
 COMMAND = Command(
     name="run",
-    help="call an artifact or a model once",
-    description="Runs an artifact or a model on arrays from files or on random ones.",
+    help="call an artifact or a model",
+    description="""\
+Runs an artifact or a model on arrays from files or on random ones. Of the options from --shape to --cache-dir
+an artifact takes --threads only; it has the others fixed.""",
     fields={
         "model": "the path",
         "output": "the file written, or null",

@@ -60,11 +60,13 @@ def _show(document: Document) -> None:
 COMMAND = Command(
     name="targets",
     help="the devices that convopt knows",
-    description="The devices that convopt generates code for, with the numbers that its choices rest on.",
+    description="""\
+The devices that convopt generates code for, with the numbers that its choices rest on. Models are compiled
+for the one marked as this machine, which `--target cpu` means.""",
     fields={
         "host": "name of this machine's target",
         "cores": "cores that this process may use",
-        "targets[].name": "what --target takes",
+        "targets[].name": "as summaries and artifacts name it",
         "targets[].triple": "the code generator's name of the platform",
         "targets[].vector_bits": "width of a vector register",
         "targets[].vector_registers": "how many there are",

@@ -22,6 +22,7 @@ PLACEMENT_FIELDS = {
     "nodes.fallback": "nodes that run in onnxruntime",
     "convs": "convolutions, transposed ones included",
     "convs_compiled": "those of them that became kernels",
+    "schedules{}": "schedule: how many of those it computes",
     "fallbacks[].node": "name of a node that runs in onnxruntime",
     "fallbacks[].op": "its operator",
     "fallbacks[].reason": "why it was not compiled",
@@ -54,14 +55,16 @@ def memory_line(document: dict[str, Any]) -> str:
 
 def placement_document(placement: Sequence[Placement]) -> dict[str, Any]:
     """Counts and reasons; `PLACEMENT_FIELDS` describes them."""
-    from convopt.runtime.summary import CONVOLUTIONS
+    from convopt.runtime.summary import CONVOLUTIONS, schedule_name
 
     counts = Counter(place.where for place in placement)
     convs = [place for place in placement if place.op in CONVOLUTIONS]
+    compiled = [place for place in convs if place.where == "compiled"]
     return {
         "nodes": {kind: counts[kind] for kind in KINDS},
         "convs": len(convs),
-        "convs_compiled": sum(place.where == "compiled" for place in convs),
+        "convs_compiled": len(compiled),
+        "schedules": dict(Counter(map(schedule_name, compiled)).most_common()),
         "fallbacks": [
             {"node": place.node, "op": place.op, "reason": place.detail}
             for place in placement
@@ -79,8 +82,10 @@ def fallback_counts(document: dict[str, Any]) -> list[str]:
 def placement_lines(document: dict[str, Any]) -> list[str]:
     """The same in words, a line for each fallback."""
     counts = ", ".join(f"{count} {kind}" for kind, count in document["nodes"].items())
+    how = ", ".join(f"{count} {name}" for name, count in document["schedules"].items())
     lines = [
-        f"convolutions compiled: {document['convs_compiled']} of {document['convs']}",
+        f"convolutions compiled: {document['convs_compiled']} of {document['convs']}"
+        + (f" ({how})" if how else ""),
         f"nodes: {counts}",
     ]
     lines += [f"fallback {f['op']} {f['node']}: {f['reason']}" for f in document["fallbacks"]]

@@ -15,9 +15,14 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def schedule_name(placement: Placement) -> str:
-    """The schedule's name without its configuration: "ConvDirect(block=6)" is ConvDirect."""
-    words = placement.detail.split("(")[0].split()
-    return words[0] if words else "unnamed"
+    """The schedule in the detail of a convolution: the last word of the labels, which are joined by "; ".
+
+    "halo; im2col 1 images 9x64; 1x1 s1 1x576->64 @1x1x56x56 direct" is "im2col + direct".
+    """
+    labels = placement.detail.split("; ")
+    last = labels[-1].split()
+    name = last[-1] if last else "unnamed"
+    return f"im2col + {name}" if any(label.startswith("im2col ") for label in labels) else name
 
 
 def summarize(module: CompiledModule) -> str:
@@ -44,7 +49,8 @@ def _program(loaded: LoadedProgram) -> list[str]:
     where = Counter(place.where for place in program.placement)
     shapes = ", ".join(f"{spec.name} {spec.shape}" for spec in program.inputs)
     lines = [
-        f"program for {shapes or 'no inputs'}",
+        f"program for {shapes or 'no inputs'}"
+        + (f" on {program.meta['target']}" if "target" in program.meta else ""),
         f"  convs compiled: {len(compiled)} of {len(convolutions)}" + (f" ({how})" if how else ""),
         f"  nodes: {where['compiled']} compiled, {where['view']} views, {where['folded']} folded, "
         f"{where['fallback']} fallback",

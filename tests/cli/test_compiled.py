@@ -34,6 +34,7 @@ def test_optimize_writes_an_artifact_that_run_runs(
     document = _document(["optimize", str(model), "-o", str(artifact), "--verify"], capsys)
     assert undocumented(document, optimize.COMMAND.fields) == set()
     assert (document["format"], document["convs"], document["convs_compiled"]) == ("convopt", 1, 1)
+    assert document["schedules"] == {"direct": 1}
     assert document["fallbacks"] == []
     memory = document["memory"]
     assert 1.0 <= memory["arena_to_live"] <= 1.3
@@ -60,6 +61,10 @@ def test_optimize_writes_an_artifact_that_run_runs(
         "max": pytest.approx(float(expected.max()), abs=1e-5),
         "finite": True,
     }
+
+    assert main(["run", str(artifact), "--threads", "1", "--quiet"]) == 0
+    assert main(["run", str(artifact), "--skip", "cleanup"]) == 2
+    assert "--skip: an artifact is compiled already" in capsys.readouterr().err
 
 
 def test_run_takes_a_model_and_random_inputs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +156,8 @@ def test_explain_tells_each_pass_of_each_convolution(model: Path, capsys: pytest
     assert conv["where"] == "compiled"
     assert main(["explain", str(model), "--node", "conv"]) == 0
     assert "fold-batchnorm: BatchNormalization 'norm' folded in" in capsys.readouterr().out
+    assert main(["explain", str(model), "--node", "nowhere"]) == 0
+    assert "no such node" in capsys.readouterr().out
 
 
 def test_explain_tells_refusals_and_fallbacks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,7 @@ def test_print_after_dump_dir_and_skip(tmp_path: Path, capsys: pytest.CaptureFix
         (["-o", "out.onnx", "--print-after", "nothing"], "no such pass ran"),
         (["-o", "out.convopt", "--lowered"], "--lowered writes an ONNX file"),
         (["-o", "out.onnx", "--verify"], "--verify is about compiled artifacts"),
+        (["-o", "out.onnx", "--precision", "bf16"], "--precision: is about compiled artifacts"),
     ],
 )
 def test_wrong_arguments_exit_with_2_and_leave_nothing(
@@ -115,6 +116,13 @@ def test_wrong_arguments_exit_with_2_and_leave_nothing(
     assert message in shown.err
     assert "Traceback" not in shown.err
     assert [p.name for p in tmp_path.iterdir()] == ["in.onnx"]
+
+
+def test_lowering_wants_static_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = conv_relu(tmp_path / "in.onnx", ("N", 3, "H", "W")), tmp_path / "out.onnx"
+    assert main(["optimize", str(source), "-o", str(target), "--lowered"]) == 2
+    assert "--lowered wants --shape NAME:D,D,... for x [N,3,H,W]" in capsys.readouterr().err
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", None], ids=["empty", "text", "missing"])

@@ -12,9 +12,11 @@ from tests.runtime.snippets import chain
 from tests.runtime.test_islands import X, add_island
 
 PLACEMENT = (
-    Placement("c1", "Conv", "compiled", "ConvDirect(block=6)"),
-    Placement("c2", "Conv", "compiled", "ConvDirect(block=4)"),
-    Placement("c3", "ConvTranspose", "compiled", "Gemm(m=6, n=64)"),
+    Placement("c1", "Conv", "compiled", "halo; 3x3 s1 1x16->32 @1x1x28x28 direct"),
+    Placement("c2", "Conv", "compiled", "im2col 1 images 9x64; 1x1 s1 1x64->8 @1x1x3x3 direct"),
+    Placement(
+        "c3", "ConvTranspose", "compiled", "1x1 s1 1x8->8 @1x1x2x2 direct; 1x1 s1 1x8->8 @1x1x2x2 direct"
+    ),
     Placement("c4", "Conv", "fallback", "float64 is not compiled"),
     Placement("r", "Reshape", "view", ""),
     Placement("n", "NonMaxSuppression", "fallback", "operator not compiled"),
@@ -36,7 +38,7 @@ def test_summary() -> None:
         "  input x: float32 (3, 8)",
         "  output y: float32 (3, 8)",
     ]
-    assert "  convs compiled: 3 of 4 (2 ConvDirect, 1 Gemm)" in lines
+    assert "  convs compiled: 3 of 4 (2 direct, 1 im2col + direct)" in lines
     assert "  nodes: 3 compiled, 1 views, 0 folded, 2 fallback" in lines
     assert "  steps: 2 kernels, 1 islands" in lines
     (memory,) = (line for line in lines if line.startswith("  memory: "))
