@@ -1,0 +1,115 @@
+"""Convolution to a handful of output channels: vectors run over the input channels instead.
+
+With 4 output channels most lanes of a vector of outputs are empty. Here an accumulator holds the partial sums
+of one pixel and one output channel over the lanes of the reduction; its lanes are added up once at the end.
+
+    task (group, chunk of tiles of pixels)
+      for tap, for vector of input channels:  acc[pixel][k] += x[pixel] * w[k]
+      y[pixel, k] = epilogue(sum of the lanes of acc[pixel][k] + bias[k])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from convopt.schedules.base import Estimate
+from convopt.schedules.conv_direct import CLOCK, position_axes
+from convopt.schedules.conv_problem import Array, ConvProblem
+
+if TYPE_CHECKING:
+    from convopt.targets import Target
+
+MOST_FEATURES = 8
+
+
+def contiguous_run(problem: ConvProblem) -> tuple[int, int]:
+    """(kernel columns to loop over, elements in a run): a kernel row whose pixels touch is one run."""
+    if problem.dilations[2] * problem.x.strides[4] == problem.channels:
+        return 1, problem.kernel[2] * problem.channels
+    return problem.kernel[2], problem.channels
+
+
+@dataclass(frozen=True)
+class FewFeaturesConv:
+    """pixels: output positions of a tile, each with an accumulator per output channel.
+
+    tile_chunk: tiles of pixels that a task takes; tiles run across rows, the last one repeats pixels.
+    """
+
+    name: ClassVar[str] = "few-features"
+    pixels: int
+    tile_chunk: int
+
+    @classmethod
+    def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[FewFeaturesConv]:
+        most = (target.vector_registers - 3) // max(problem.features, 1)
+        for pixels in range(1, min(most, 12) + 1):
+            tiles = -(-problem.pixels // pixels)
+            for tasks in (1, 4, 16, 64):
+                if tasks <= tiles:
+                    yield cls(pixels, -(-tiles // tasks))
+
+    def why_not(self, problem: ConvProblem, target: Target) -> str | None:
+        if problem.features > MOST_FEATURES:
+            return f"{problem.features} output channels > {MOST_FEATURES}"
+        if problem.x.strides[5] != 1:
+            return "input channels are not contiguous"
+        _, run = contiguous_run(problem)
+        if run % target.lanes:
+            return f"runs of {run} inputs are no multiple of {target.lanes}"
+        used = self.pixels * problem.features + 2
+        return (
+            f"{used} vector registers > {target.vector_registers}" if used > target.vector_registers else None
+        )
+
+    def cost(self, problem: ConvProblem, target: Target) -> Estimate:
+        """Two multiply-adds and two loads a cycle; adding up an accumulator takes about 10 cycles."""
+        accumulators = self.pixels * problem.features
+        loads = (self.pixels + problem.features) / 2
+        step = max(accumulators / 2, loads, 4.0)
+        steps = problem.taps * problem.channels / target.lanes
+        tiles = -(-problem.pixels // self.pixels)
+        cycles = problem.groups * tiles * (steps * step + 10.0 * accumulators + 20.0)
+        return Estimate(cycles / CLOCK, 0.0)
+
+    def tasks(self, problem: ConvProblem, target: Target) -> int:
+        tiles = -(-problem.pixels // self.pixels)
+        return problem.groups * -(-tiles // self.tile_chunk)
+
+    def scratch_bytes(self, problem: ConvProblem, target: Target) -> int:
+        return 0
+
+    def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
+        """Weight (g, k, c, kd, kh, kw) to (g, kd, kh, vectors of (kw, c), k, lanes)."""
+        g, k, _, kd, kh, _ = weight.shape
+        runs = weight.transpose(0, 3, 4, 1, 5, 2).reshape(g, kd, kh, k, -1, target.lanes)
+        packed = [np.ascontiguousarray(runs.swapaxes(3, 4))]
+        return packed if bias is None else [*packed, np.ascontiguousarray(bias)]
+
+    def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.conv_tiles import offsets, unravel
+        from convopt.schedules.primitives.emit import kernel
+        from convopt.schedules.primitives.few_features_tile import few_features_tile
+
+        axes = position_axes(problem)
+        extents = [a.extent for a in axes]
+        tiles = -(-prod(extents) // self.pixels)
+        chunks = -(-tiles // self.tile_chunk)
+        with kernel(symbol, problem.operands) as body, body.task() as task:
+            group, first = task // chunks, task % chunks * self.tile_chunk
+            with T.serial(0, tirx.min(tiles - first, self.tile_chunk)) as t:
+                start = (first + t) * self.pixels
+                indices = [
+                    unravel(tirx.min(start + i, prod(extents) - 1), extents) for i in range(self.pixels)
+                ]
+                positions = [offsets(axes, index) for index in indices]
+                few_features_tile(problem, target, body.buffers, group, positions)
+        return body.function
