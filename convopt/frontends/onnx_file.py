@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from convopt.errors import ModelError
 from convopt.frontends import onnx_checks
+from convopt.ir.shapes import infer_outputs
 
 if TYPE_CHECKING:
     import onnx
@@ -57,6 +58,7 @@ def load(
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, folder)
     _settle(model)
+    _type_boundary(model, name)
     return model
 
 
@@ -150,12 +152,13 @@ def _settle(model: ir.Model) -> None:
     constants = [v for v in graph.inputs if v.is_initializer()]
     for value in constants:
         graph.inputs.remove(value)
-        if value.const_value is not None:
-            value.shape = ir.Shape(value.const_value.shape.numpy())
-            value.type = ir.TensorType(value.const_value.dtype)
     if constants:
         model.ir_version = max(model.ir_version, 4)  # IR version 3 has no constants that are not inputs
     for one in model.graphs():
+        for value in one.initializers.values():  # what an input or output of this name declares says less
+            if value.const_value is not None:
+                value.shape = ir.Shape(value.const_value.shape.numpy())
+                value.type = ir.TensorType(value.const_value.dtype)
         one.sort()
         for value in (*one.inputs, *one.outputs, *(v for node in one for v in node.outputs)):
             _unname_dims(value)
@@ -168,6 +171,20 @@ def _settle(model: ir.Model) -> None:
             name = f"{stem}_{number}"
         taken.add(name)
         node.name = name
+
+
+def _type_boundary(model: ir.Model, name: str) -> None:
+    """Inputs and outputs are tensors. Outputs may leave their dtype to be inferred; inputs may not."""
+    graph = model.graph
+    if any(v.dtype is None for v in graph.outputs):
+        for node in graph:
+            infer_outputs(node, model.opset_imports)
+    for what, values in (("input", graph.inputs), ("output", graph.outputs)):
+        for value in values:
+            if value.dtype is None:
+                raise ModelError(f"{name}: {what} {value.name!r} has no dtype; expected a tensor with one")
+            if isinstance(value.type, ir.SequenceType):
+                raise ModelError(f"{name}: {what} {value.name!r} is a sequence; expected a tensor")
 
 
 def _unname_dims(value: ir.Value) -> None:

@@ -51,6 +51,41 @@ def test_initializers_are_no_inputs(proto: onnx.ModelProto) -> None:
     assert model.ir_version >= 4
 
 
+def test_an_initializer_that_is_an_output_has_its_own_shape(proto: onnx.ModelProto) -> None:
+    """The output's declaration may leave the shape out."""
+    proto.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, None))
+    assert load(proto).graph.outputs[1].shape == ir.Shape([4, 2, 3, 3])
+
+
+def test_an_output_may_leave_its_dtype_out(proto: onnx.ModelProto) -> None:
+    proto.graph.output[0].ClearField("type")
+    assert load(proto).graph.outputs[0].dtype == ir.DataType.FLOAT
+
+
+def test_a_boundary_without_dtype(proto: onnx.ModelProto) -> None:
+    """An input's can't be inferred, nor an output's behind an operator that nobody knows."""
+    proto.graph.input[0].ClearField("type")
+    with pytest.raises(ModelError, match="input 'x' has no dtype"):
+        load(proto)
+    text = """<ir_version: 8, opset_import: ["" : 17, "other" : 1]>
+    g (float[2] x) => (float[2] y) { y = other.Strange (x) }"""
+    strange = onnx.parser.parse_model(text)
+    strange.graph.output[0].ClearField("type")
+    with pytest.raises(ModelError, match="output 'y' has no dtype"):
+        load(strange)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_sequence_at_the_boundary(declared: bool) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] x) => (seq(float[2]) y) { y = SequenceConstruct (x) }"""
+    proto = onnx.parser.parse_model(text)
+    if not declared:
+        proto.graph.output[0].ClearField("type")
+    with pytest.raises(ModelError, match="output 'y' is a sequence"):
+        load(proto)
+
+
 def test_nodes_are_sorted_and_named() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[2] x) => (float[2] y) { y = Relu (a)  a = Neg (x)  b = Abs (x) }"""

@@ -86,6 +86,8 @@ OUTPUTS = {
         y = Relu (x)  z = Reshape (y, s) }""",
     "a constant": """g (float[2,3] x, float[4] c) => (float[2,3] y, float[4] z) {
         y = Relu (x)  z = Identity (c) }""",
+    "a weight": """g (float[1,4,5,6] x, float[7,4,1,1] w) => (float[1,7,5,6] y, float[7,4,1,1] w) {
+        y = Conv (x, w) }""",
     "a slot and the Concat": """g (float[1,4,5,6] x, float[7,4,1,1] w) => (float[1,7,5,6] a,
             float[1,11,5,6] y) {
         a = Conv (x, w)  y = Concat <axis = 1> (a, x) }""",
