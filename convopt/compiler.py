@@ -65,7 +65,8 @@ def optimize(
     source: a path, the file's bytes, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
     shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is
         bound at the first call; another shape compiles another Program, of which `max_programs` are kept.
-    precision: of the arithmetic inside; inputs and outputs keep the model's dtypes.
+    target: "cpu", this machine's. precision: of the arithmetic inside, "fp32"; inputs and outputs keep the
+        model's dtypes.
     threads: how many run a kernel; by default all usable cores.
     verify: True compares every Program with onnxruntime, unoptimised, on a random input, or on the given
         arrays (by name) where they fit; nodes that differ fall back. "raise" raises instead.
@@ -83,12 +84,12 @@ def optimize(
         or a Program beyond workspace_cap. VerificationError: with verify="raise".
     """
     threads = usable_cores() if threads is None else threads
-    _check_options(target, precision, threads, check, algorithm, im2col_cap, workspace_cap)
+    _check_options(target, precision, threads, verify, check, algorithm, im2col_cap, workspace_cap)
     model = load_model(source)
     cache = KernelCache(None if cache_dir is None else Path(cache_dir))
     options = LoweringOptions(host_cpu(), threads, im2col_cap, algorithm)
     compiler = _Compiler(model, options, cache, verify, check, tuple(skip), workspace_cap, after, progress)
-    given = {name: tuple(int(e) for e in extents) for name, extents in (shapes or {}).items()}
+    given = _extents(shapes or {})
     bound = _bound_shapes(model, given)
     programs = [compiler.compile(bound)] if bound is not None else []
     if bound is None and given:
@@ -109,6 +110,7 @@ def _check_options(
     target: str,
     precision: str,
     threads: int,
+    verify: Verify,
     check: str | None,
     algorithm: str,
     im2col_cap: int,
@@ -120,12 +122,23 @@ def _check_options(
         raise InputError(f"precision {precision!r} is not available; expected fp32")
     if threads < 1:
         raise InputError(f"threads is {threads}; expected at least 1")
+    if not isinstance(verify, bool | Mapping) and verify != "raise":
+        raise InputError(f"verify is {verify!r}; expected True, False, 'raise' or arrays by input name")
     if check not in (None, "each-pass"):
         raise InputError(f"check is {check!r}; expected each-pass or nothing")
     if algorithm not in ("auto", "direct", "im2col"):
         raise InputError(f"algorithm is {algorithm!r}; expected auto, direct or im2col")
     if im2col_cap < 1 or (workspace_cap is not None and workspace_cap < 1):
         raise InputError("im2col_cap and workspace_cap are numbers of bytes; expected at least 1")
+
+
+def _extents(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    try:
+        return {name: tuple(int(extent) for extent in extents) for name, extents in shapes.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(
+            f"shapes is {shapes!r}; expected integers by input name, as in {{'x': (1, 3, 224, 224)}}"
+        ) from None
 
 
 def _bound_shapes(model: ir.Model, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:

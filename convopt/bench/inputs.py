@@ -35,5 +35,7 @@ def bind_inputs(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     arrays = draw_inputs(model, context, seed=0)
     if arrays is None:
         dynamic = next(v for v in model.graph.inputs if v.shape is None or not v.shape.is_static())
-        raise InputError(f"input {dynamic.name!r} has dynamic dims {dynamic.shape}; give it a shape")
+        raise InputError(
+            f"input {dynamic.name!r} has dynamic dims {dynamic.shape}; give --shape {dynamic.name}:D,D,..."
+        )
     return arrays

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from convopt.codegen.link import c_compiler, link
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
@@ -19,6 +21,7 @@ EMPTY_KERNEL = "void convopt_empty(int begin, int end, void *scratch, void *y) {
 TASKS = 8  # of each kernel, so that every thread gets some
 KERNELS = (1, 10, 100, 400)
 CALLS = 2000
+ARGUMENT = np.zeros(1, np.float32)
 
 
 @dataclass(frozen=True)
@@ -46,27 +49,29 @@ class Overhead:
 def measure_overhead(threads: int, kernels: Sequence[int] = KERNELS, calls: int = CALLS) -> Overhead:
     """kernels: at least two numbers, ascending. CompileError without a C compiler."""
     image = _empty_image()
-    points = tuple(_point(image, count, threads, calls) for count in kernels)
+    modules = [_module(image, count, threads) for count in kernels]
+    # In turn, so that a busy machine slows all of them alike.
+    times = [[_call_us(module) for module in modules] for _ in range(calls)]
+    counted = list(zip(*times[calls // 10 :], strict=True))  # the pools and the caches are warm by then
+    points = tuple(
+        OverheadPoint(count, median(of), min(of)) for count, of in zip(kernels, counted, strict=True)
+    )
     first, last = points[0], points[-1]
     each = (last.median_us - first.median_us) / (last.kernels - first.kernels)
     return Overhead(threads, first.median_us - first.kernels * each, each, points)
 
 
-def _point(image: bytes, kernels: int, threads: int, calls: int) -> OverheadPoint:
-    import numpy as np
-
+def _module(image: bytes, kernels: int, threads: int) -> CompiledModule:
     step = KernelStep("convopt_empty", (Address("output", 0, 0),), TASKS)
     x, y = (TensorSpec(name, "float32", (1,)) for name in "xy")
     program = Program((x,), (y,), 0, 0, (step,) * kernels)
-    module = CompiledModule([LoadedProgram(program, image)], threads=threads)
-    argument = np.zeros(1, np.float32)
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        module(argument)
-        times.append((time.perf_counter() - start) * 1e6)
-    counted = times[calls // 10 :]  # the pool and the caches are warm by then
-    return OverheadPoint(kernels, median(counted), min(counted))
+    return CompiledModule([LoadedProgram(program, image)], threads=threads)
+
+
+def _call_us(module: CompiledModule) -> float:
+    start = time.perf_counter()
+    module(ARGUMENT)
+    return (time.perf_counter() - start) * 1e6
 
 
 def _empty_image() -> bytes:

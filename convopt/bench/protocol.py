@@ -22,6 +22,8 @@ ratio_native        the same, inputs and outputs in each engine's preferred layo
 ratio_to_best_peer  the fastest peer's median / convopt's; native for single convs, end to end for models.
 max_error           largest |y - reference| / largest |reference| (at least 1e-3), the largest of the outputs;
                     the reference is onnxruntime without optimizations.
+GFLOP/s             of a direct convolution's multiplications and additions, whatever the algorithm does:
+                    Winograd's may lie above the peak.
 peak_gflops         multiply-adds in registers on N threads, measured in the same run.
 geomean, least      of ratio_to_best_peer over the cases, for each number of threads.
 

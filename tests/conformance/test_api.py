@@ -12,6 +12,7 @@ import onnx_ir
 import pytest
 
 import convopt
+from convopt.errors import InputError
 from tests.conformance import support
 from tests.conformance.problems import values
 from tests.conformance.small import assert_right, image, one_output, small
@@ -154,3 +155,17 @@ def test_dlpack_is_accepted(module: Any) -> None:
             return self.array.__dlpack_device__()
 
     assert_right(module(Tensor(image())), image())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": {"x": "abc"}}, "expected integers by input name"),
+        ({"shapes": [1, 3, 6, 7]}, "expected integers by input name"),
+        ({"verify": "maybe"}, "verify is 'maybe'; expected True, False, 'raise' or arrays"),
+    ],
+)
+def test_wrong_options_say_what_was_expected(options: dict[str, Any], message: str) -> None:
+    model = one_output("y = Relu(x)")
+    with pytest.raises(InputError, match=message):
+        convopt.optimize(model, threads=1, **options)
