@@ -10,12 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from convopt.errors import InputError, VerificationError
-from convopt.ir.evaluate import session_options
 from convopt.ir.groups import body_of, make_group
 from convopt.ir.layout import ROW_MAJOR, set_layout
 from convopt.ir.values import static_shape, unique_name
 from convopt.passes.base import PassContext
-from convopt.passes.check import draw_inputs, relative_error
+from convopt.passes.check import draw_inputs, relative_error, run_reference
 from convopt.runtime.execution import ContextPool
 from convopt.runtime.loaded import LoadedProgram
 
@@ -51,7 +50,7 @@ class Verifier:
         names = [v.name or "" for v in self.graph.graph.outputs]
         for model, what in ((self.model, "the model"), (self.graph, "the optimized graph")):
             try:
-                self._expected = _run(model, names, feeds)
+                self._expected = run_reference(model, feeds, names)
             except Exception as error:  # onnxruntime raises a type of its own for each refusal
                 self.report = f"not verified: onnxruntime does not run it: {str(error).splitlines()[0]}"
             else:
@@ -81,7 +80,7 @@ class Verifier:
         """
         probes = _add_probes(lowered)
         found = _outputs(build(lowered), self._feeds)
-        expected = _run(self.graph, sorted({name for _, name, _ in probes}), self._feeds)
+        expected = run_reference(self.graph, self._feeds, sorted({name for _, name, _ in probes}))
         for probe, name, group in probes:
             error, bound = _error(expected[name], found[probe]), tolerance(found[probe].dtype)
             if not error <= bound:
@@ -108,25 +107,6 @@ def _outputs(loaded: LoadedProgram, feeds: Mapping[str, Array]) -> dict[str, Arr
     arrays = [feeds[spec.name] for spec in loaded.program.inputs]
     results = ContextPool(1, 0).run(loaded, arrays)
     return {spec.name: array for spec, array in zip(loaded.program.outputs, results, strict=True)}
-
-
-def _run(model: ir.Model, names: list[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The named values of the model in onnxruntime, without its optimizations."""
-    import onnx
-    import onnxruntime as ort
-
-    proto = ir.to_proto(model)
-    for value in proto.graph.input:  # the caller's shape may override the declared one
-        for dim, extent in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):
-            dim.dim_value = extent
-    for value in (*proto.graph.output, *proto.graph.value_info):
-        value.type.tensor_type.ClearField("shape")
-    have = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
-    session: Any = ort.InferenceSession(
-        proto.SerializeToString(), session_options(), ["CPUExecutionProvider"]
-    )
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 def _add_probes(lowered: ir.Model) -> list[tuple[str, str, ir.Node]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -43,7 +43,7 @@ class PassReport:
 
 @dataclass
 class PassContext:
-    """What passes share: the target, the shapes to bind, options, and the log of decisions.
+    """What passes share: the target, the shapes to bind, and the log of decisions.
 
     shapes: input name -> extents, for the inputs whose dims the caller fixes.
     log: (name of the pass, its report), in the order in which they ran.
@@ -51,7 +51,6 @@ class PassContext:
 
     target: Target | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     log: list[tuple[str, PassReport]] = field(default_factory=list)
 
     def notes(self, node: str | None = None) -> list[tuple[str, Note]]:

@@ -8,6 +8,7 @@ operators it doesn't have) is not checkable; the next model that runs becomes th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,30 +57,39 @@ class CheckEachPass:
         self._expected = found if found is not None else self._expected
 
     def _run(self, model: ir.Model, when: str) -> dict[str, Array] | None:
-        import onnxruntime as ort
-
         if self._feeds is None:
             self.notes.append(
                 Note("", f"not checkable {when}: the inputs' shapes are not bound", refused=True)
             )
             return None
-        proto = ir.to_proto(model)
-        for value in proto.graph.input:  # the caller's shape may override the declared one
-            dims = value.type.tensor_type.shape.dim
-            for dim, extent in zip(dims, self._feeds[value.name].shape, strict=True):
-                dim.dim_value = extent
-        for value in (*proto.graph.output, *proto.graph.value_info):
-            value.type.tensor_type.ClearField("shape")
         try:
-            session: Any = ort.InferenceSession(
-                proto.SerializeToString(), session_options(), ["CPUExecutionProvider"]
-            )
-            names = [o.name for o in session.get_outputs()]
-            return dict(zip(names, session.run(names, self._feeds), strict=True))
+            return run_reference(model, self._feeds)
         except Exception as error:  # onnxruntime raises a type of its own for each refusal
             reason = str(error).splitlines()[0]
             self.notes.append(Note("", f"not checkable {when}: {reason}", refused=True))
             return None
+
+
+def run_reference(
+    model: ir.Model, feeds: Mapping[str, Array], names: Sequence[str] | None = None
+) -> dict[str, Array]:
+    """The named values of the model, by default its outputs, in onnxruntime without its optimizations."""
+    import onnx
+    import onnxruntime as ort
+
+    proto = ir.to_proto(model)
+    for value in proto.graph.input:  # the caller's shape may override the declared one
+        for dim, extent in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):
+            dim.dim_value = extent
+    for value in (*proto.graph.output, *proto.graph.value_info):
+        value.type.tensor_type.ClearField("shape")
+    have = [value.name for value in proto.graph.output]
+    wanted = have if names is None else list(names)
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in have)
+    session: Any = ort.InferenceSession(
+        proto.SerializeToString(), session_options(), ["CPUExecutionProvider"]
+    )
+    return dict(zip(wanted, session.run(wanted, dict(feeds)), strict=True))
 
 
 def draw_inputs(model: ir.Model, context: PassContext, seed: int) -> dict[str, Array] | None:

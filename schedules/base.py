@@ -8,10 +8,9 @@ what it calls import it, so that selection and explain answer at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from convopt.targets import Target
@@ -66,9 +65,6 @@ class Schedule(Protocol):
     """
 
     name: ClassVar[str]
-
-    @classmethod
-    def space(cls, problem: Any, target: Target, level: str = "small") -> Iterator[Self]: ...
 
     def why_not(self, problem: Any, target: Target) -> str | None: ...
 

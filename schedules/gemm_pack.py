@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,10 +32,6 @@ class PackMatrix:
     """A task packs one panel, `tile` columns."""
 
     name: ClassVar[str] = "pack"
-
-    @classmethod
-    def space(cls, problem: PackProblem, target: Target, level: str = "small") -> Iterator[PackMatrix]:
-        yield cls()
 
     def why_not(self, problem: PackProblem, target: Target) -> str | None:
         return None

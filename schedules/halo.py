@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.pointwise_problem import ITEM_BYTES
@@ -67,10 +67,6 @@ class HaloFill:
     """A task is some indices of the outermost padded dimension: whole slices outside, borders inside."""
 
     name: ClassVar[str] = "halo"
-
-    @classmethod
-    def space(cls, problem: HaloProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield cls()
 
     def why_not(self, problem: HaloProblem, target: Target) -> str | None:
         if problem.inner.dtype not in ITEM_BYTES:

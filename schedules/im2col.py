@@ -9,7 +9,6 @@ pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -53,10 +52,6 @@ class Im2col:
     """A task unfolds one row of output pixels of one image."""
 
     name: ClassVar[str] = "im2col"
-
-    @classmethod
-    def space(cls, problem: Im2colProblem, target: Target, level: str = "small") -> Iterator[Im2col]:
-        yield cls()
 
     def why_not(self, problem: Im2colProblem, target: Target) -> str | None:
         return None

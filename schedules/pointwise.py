@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from convopt.schedules.base import Estimate
 from convopt.schedules.pointwise_interleaved import InterleavedPointwise
@@ -28,10 +28,6 @@ class Pointwise:
 
     name: ClassVar[str] = "pointwise"
     unroll: int = 2
-
-    @classmethod
-    def space(cls, problem: PointwiseProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield from (cls(unroll) for unroll in ((2,) if level == "small" else (1, 2, 4)))
 
     def why_not(self, problem: PointwiseProblem, target: Target) -> str | None:
         return why_no_kernel(problem)

@@ -5,10 +5,10 @@ An image of 3 planes becomes pixels of 3 floats here, or the other way round, at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from convopt.schedules.base import Estimate
 from convopt.schedules.pointwise_problem import Emitter, PointwiseProblem, advance, estimate, why_no_kernel
@@ -21,10 +21,6 @@ class InterleavedPointwise:
     """Vectors of pixels. Planar operands have stride 1 (or 0) over pixels, others over channels."""
 
     name: ClassVar[str] = "pointwise-interleaved"
-
-    @classmethod
-    def space(cls, problem: PointwiseProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield cls()
 
     def why_not(self, problem: PointwiseProblem, target: Target) -> str | None:
         if (reason := why_no_kernel(problem)) is not None:

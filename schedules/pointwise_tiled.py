@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from convopt.schedules.base import Estimate
 from convopt.schedules.pointwise_problem import Emitter, PointwiseProblem, advance, estimate, why_no_kernel
@@ -31,10 +31,6 @@ class TiledPointwise:
 
     name: ClassVar[str] = "pointwise-tiled"
     block: int = CACHE_LINE // 4
-
-    @classmethod
-    def space(cls, problem: PointwiseProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield from (cls(block) for block in ((16,) if level == "small" else (8, 16, 32)))
 
     def why_not(self, problem: PointwiseProblem, target: Target) -> str | None:
         if (reason := why_no_kernel(problem)) is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from convopt.schedules.base import Estimate
 from convopt.schedules.pool_problem import PoolProblem
@@ -51,10 +50,6 @@ class ChannelPool:
 
     name: ClassVar[str] = "pool-channels"
     block: int = 4
-
-    @classmethod
-    def space(cls, problem: PoolProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield from (cls(block) for block in ((4,) if level == "small" else (1, 2, 4, 8)))
 
     def why_not(self, problem: PoolProblem, target: Target) -> str | None:
         if problem.x.shape[1] > 1 and (problem.x.strides[1], problem.y.strides[1]) != (1, 1):
@@ -132,10 +127,6 @@ class PixelPool:
     """Vectors along the w of one channel; any strides."""
 
     name: ClassVar[str] = "pool-pixels"
-
-    @classmethod
-    def space(cls, problem: PoolProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield cls()
 
     def why_not(self, problem: PoolProblem, target: Target) -> str | None:
         return _why_no_kernel(problem)

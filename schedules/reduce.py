@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.reduce_plan import ReducePlan
@@ -67,10 +66,6 @@ class Reduce:
 
     name: ClassVar[str] = "reduce"
     vectors: int = 4
-
-    @classmethod
-    def space(cls, problem: ReduceProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield from (cls(vectors) for vectors in ((4,) if level == "small" else (1, 2, 4, 8)))
 
     def why_not(self, problem: ReduceProblem, target: Target) -> str | None:
         return why_not_float(problem.x, problem.y)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.pointwise_problem import ITEM_BYTES
@@ -88,10 +88,6 @@ class Resize:
     """Vectors along y's contiguous dimension: plain loads where it is kept, gathers where it is resized."""
 
     name: ClassVar[str] = "resize"
-
-    @classmethod
-    def space(cls, problem: ResizeProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield cls()
 
     def why_not(self, problem: ResizeProblem, target: Target) -> str | None:
         x, y = problem.x, problem.y

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.reduce import MEMORY_BANDWIDTH, VECTOR_RATE, why_not_float
@@ -40,10 +39,6 @@ class Softmax:
 
     name: ClassVar[str] = "softmax"
     vectors: int = 2
-
-    @classmethod
-    def space(cls, problem: SoftmaxProblem, target: Target, level: str = "small") -> Iterator[Self]:
-        yield from (cls(vectors) for vectors in ((2,) if level == "small" else (1, 2, 4)))
 
     def why_not(self, problem: SoftmaxProblem, target: Target) -> str | None:
         return why_not_float(problem.x, problem.y)

@@ -52,12 +52,8 @@ def same_pads(size: int, kernel: int, stride: int, dilation: int, upper: bool) -
     return split_total(max((output - 1) * stride + effective_kernel(kernel, dilation) - size, 0), upper)
 
 
-def conv_extent(size: int, effective: int, stride: int, begin: int, end: int) -> int:
-    return (size + begin + end - effective) // stride + 1
-
-
 def pool_extent(size: int, effective: int, stride: int, begin: int, end: int, ceil_mode: bool) -> int:
-    """MaxPool-22: with ceil_mode, windows that would start in the end padding are ignored."""
+    """MaxPool-22: ceil_mode ignores windows that start in the end padding. Without it, as Conv-11."""
     room = size + begin + end - effective
     if not ceil_mode:
         return room // stride + 1

@@ -44,9 +44,10 @@ def node_names(group: ir.Node) -> list[str]:
 
 
 class Assembler:
-    """Puts the lowered groups in a row: lifetimes, addresses, weights, steps."""
+    """Puts the lowered groups in a row: lifetimes, addresses, weights, steps.
 
-    """keys: of the compiled kernel of each call, by the call's id."""
+    keys: of the compiled kernel of each call, by the call's id.
+    """
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -74,7 +74,3 @@ class LoweringContext:
 
 class Refused(Exception):
     """This group can't become a kernel here; the text says why and becomes the fallback's reason."""
-
-
-class Lower(Protocol):
-    def __call__(self, group: ir.Node, context: LoweringContext) -> list[KernelCall]: ...

@@ -35,7 +35,6 @@ from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
 
 Progress = Callable[[str, int, int], None]
-Places = dict[ir.Value, Place]
 
 
 class Fallbacks(Exception):

@@ -39,8 +39,6 @@ def test_pool_extent(
     assume(effective <= size + begin + end and end < kernel)  # a pool's pads are less than its kernel
     expected = _starts(size, effective, stride, begin, end, ceil)
     assert windows.pool_extent(size, effective, stride, begin, end, ceil) == expected
-    if not ceil:
-        assert windows.conv_extent(size, effective, stride, begin, end) == expected
 
 
 @given(SIZES, KERNELS, STRIDES, DILATIONS, st.booleans())
@@ -48,11 +46,11 @@ def test_same_pads(size: int, kernel: int, stride: int, dilation: int, upper: bo
     begin, end = windows.same_pads(size, kernel, stride, dilation, upper)
     effective = (kernel - 1) * dilation + 1
     output = int(np.ceil(size / stride))
-    assert windows.conv_extent(size, effective, stride, begin, end) == output
+    assert windows.pool_extent(size, effective, stride, begin, end, False) == output
     assert 0 <= (end - begin if upper else begin - end) <= 1
     # No smaller total does: one less, if there is one, loses the last window.
     if begin + end:
-        assert windows.conv_extent(size, effective, stride, begin, end - 1) < output
+        assert windows.pool_extent(size, effective, stride, begin, end - 1, False) < output
 
 
 @given(SIZES, KERNELS, STRIDES, DILATIONS, PADS, PADS, st.integers(0, 3))
@@ -64,7 +62,7 @@ def test_transpose_undoes_conv(
     effective = (kernel - 1) * dilation + 1
     output = windows.transpose_extent(size, effective, stride, begin, end, extra)
     assume(output > 0)
-    assert windows.conv_extent(output, effective, stride, begin, end) == size
+    assert windows.pool_extent(output, effective, stride, begin, end, False) == size
 
 
 @settings(max_examples=100)
