@@ -64,7 +64,8 @@ SUBGRAPHS = {
 REFUSALS = {
     "no kernel family computes Asinh": "g (float[2,3] x) => (float[2,3] y) { y = Asinh (x) }",
     "the shape of x is not static": "g (float[N,3] x) => (float[N,3] y) { y = Relu (x) }",
-    "an output is empty": "g (float[0,3] x) => (float[0,3] y) { y = Relu (x) }",
+    "an operand is empty": """g (float[0,3] x, float[2,3] x_b) => (float[2,3] y) {
+        y = Concat <axis = 0> (x, x_b) }""",
     "the weight is not constant": """g (float[1,2,5,5] x, float[3,2,1,1] x_w) => (float[1,3,5,5] y) {
         y = Conv (x, x_w) }""",
     "the bias is not constant": """g (float[1,2,5,5] x, float[3,2,1,1] w, float[3] x_b)

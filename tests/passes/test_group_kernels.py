@@ -116,3 +116,10 @@ def test_real_models_expand_to_themselves(name: str) -> None:
     expected, found = run_unoptimised(before, inputs), run_unoptimised(ir.to_proto(model), inputs)
     for output, array in expected.items():
         assert (found[output] == array).all(), output  # the same operators on the same numbers
+
+
+def test_nothing_computes_an_output_without_elements() -> None:
+    model = parse("g (float[0,3] x) => (float[0,3] y) { y = Relu (x) }")
+    report = group(model)
+    assert [n.op_type for n in model.graph] == ["Empty"]
+    assert not any(n.refused for n in report.notes)
