@@ -195,7 +195,8 @@ class DirectConv:
 
 def tile_pixels(target: Target, vectors: int) -> int:
     """The most pixels whose accumulators, weights and (without memory operands) one broadcast fit."""
-    free = target.vector_registers - vectors - (0 if target.fma_from_memory else 1)
+    # Without memory operands one register holds the broadcast; with them LLVM wants one to spare.
+    free = target.vector_registers - vectors - 1
     # A spare register or two: LLVM loads the next weights early, and spills where none is left.
     if target.fma_from_memory:
         return min(free // vectors, 14)

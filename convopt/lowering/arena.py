@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64  # a cache line
@@ -25,22 +26,39 @@ class Buffer:
 def plan(buffers: Sequence[Buffer]) -> int:
     """Sets every buffer's offset; returns the size of the block.
 
-    Largest first, each at the lowest gap that is free over its whole life (Pisarchyk and Lee, "Efficient
-    memory management for deep neural net inference", 2020: greedy by size).
+    Each buffer in turn goes to the tightest gap that is free over its whole life (Pisarchyk and Lee, "Efficient
+    memory management for deep neural net inference", 2020: greedy by size). No one order of the buffers is
+    best for all graphs: several are tried, the smallest block is kept.
     """
-    placed: list[Buffer] = []
-    for buffer in sorted(buffers, key=lambda b: (-b.nbytes, b.first)):
-        offset = 0
-        for other in placed:  # in order of offset
+    orders: list[Callable[[Buffer], tuple[int, ...]]] = [
+        lambda b: (-b.nbytes, b.first),
+        lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
+        lambda b: (b.first - b.last, -b.nbytes),
+        lambda b: (b.first, -b.nbytes),
+        lambda b: (-b.last, -b.nbytes),
+    ]
+    plans = [_place(sorted(buffers, key=order)) for order in orders]
+    size, offsets = min(plans, key=lambda plan: plan[0])
+    for buffer in buffers:
+        buffer.offset = offsets[id(buffer)]
+    return size
+
+
+def _place(buffers: Sequence[Buffer]) -> tuple[int, dict[int, int]]:
+    """(size of the block, offset by the buffer's id), placing the buffers in this order."""
+    placed: list[tuple[int, Buffer]] = []  # by offset
+    for buffer in buffers:
+        best, tightest, end = None, 0, 0
+        for offset, other in placed:
             if other.first > buffer.last or other.last < buffer.first:
                 continue
-            if other.offset - offset >= buffer.padded:
-                break
-            offset = max(offset, other.offset + other.padded)
-        buffer.offset = offset
-        placed.append(buffer)
-        placed.sort(key=lambda b: b.offset)
-    return max((b.offset + b.padded for b in buffers), default=0)
+            gap = offset - end
+            if gap >= buffer.padded and (best is None or gap < tightest):
+                best, tightest = end, gap
+            end = max(end, offset + other.padded)
+        insort(placed, (end if best is None else best, buffer), key=lambda pair: pair[0])
+    size = max((offset + b.padded for offset, b in placed), default=0)
+    return size, {id(b): offset for offset, b in placed}
 
 
 def live_bytes(buffers: Sequence[Buffer]) -> int:
