@@ -114,7 +114,8 @@ COMMAND = Command(
 For each convolution of the optimized model: its GEMM, M x N x K for each group (M output pixels, N output
 channels, K kernel positions times input channels; of a transposed one M input pixels, N output channels times
 kernel positions, K input channels), its work, its least traffic (input, weight, bias, output once each),
-whether compute or memory bounds it on this machine, the least time that allows, and the algorithm chosen.""",
+whether compute or memory bounds it on this machine, the least time that allows, and the algorithm chosen
+(written as in `convopt explain --help`).""",
     fields={
         "model": "the path",
         "threads": "that the module uses",

@@ -93,7 +93,10 @@ COMMAND = Command(
     help="what each pass did to each convolution, and every refusal",
     description="""\
 Optimizes the model and says of each convolution what each pass did to it, what it refused to do and why, and
-which schedule computes it in the end. Nodes that fell back or were refused something are listed too.""",
+which schedule computes it in the end. Nodes that fell back or were refused something are listed too.
+
+3x3 s2 1x16->32 @1x1x28x28 direct: kernel, stride, groups x input channels of each -> output channels of each,
+@ batch x depth x height x width of the output, schedule.""",
     fields={
         "model": "the path",
         "passes[].name": "in the order in which they ran",

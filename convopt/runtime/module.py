@@ -74,6 +74,10 @@ class CompiledModule:
         results = self._run(gather(self.inputs, inputs, named))
         return results[0] if len(results) == 1 else tuple(results)
 
+    def __repr__(self) -> str:
+        count = len(self.programs)
+        return f"<CompiledModule: {self.target}, {self.precision}, threads={self.threads}, programs={count}>"
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """The outputs by name, of inputs by name."""
         results = self._run(gather(self.inputs, (), inputs))

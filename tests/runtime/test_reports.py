@@ -49,6 +49,7 @@ def test_summary() -> None:
         "  fallback NonMaxSuppression n: operator not compiled",
     ]
     assert module.placement == PLACEMENT
+    assert repr(module) == "<CompiledModule: cpu:haswell, fp32, threads=2, programs=1>"
 
 
 def test_summary_before_the_first_call() -> None:
