@@ -59,6 +59,8 @@ def _program(loaded: LoadedProgram) -> list[str]:
         f"{_size(program.live_bytes)} alive at once, "
         f"weights {_size(loaded.weights.nbytes)}, code {_size(len(loaded.image))}",
     ]
+    if verified := program.meta.get("verified"):
+        lines.append(f"  verified: {verified}")
     for place in program.placement:
         if place.where == "fallback":
             lines.append(f"  fallback {place.op} {place.node}: {place.detail}")

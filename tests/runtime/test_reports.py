@@ -25,7 +25,8 @@ PLACEMENT = (
 
 def placed() -> CompiledModule:
     loaded = add_island()
-    program = Program(**{**vars(loaded.program), "placement": PLACEMENT})
+    meta = {"target": "cpu:haswell", "verified": "equal to the model"}
+    program = Program(**{**vars(loaded.program), "placement": PLACEMENT, "meta": meta})
     programs = [LoadedProgram(program, loaded.image, loaded.weights, loaded.islands.models)]
     return CompiledModule(programs, threads=2, target="cpu:haswell")
 
@@ -39,6 +40,8 @@ def test_summary() -> None:
         "  output y: float32 (3, 8)",
     ]
     assert "  convs compiled: 3 of 4 (2 direct, 1 im2col + direct)" in lines
+    assert "program for x (3, 8) on cpu:haswell" in lines
+    assert "  verified: equal to the model" in lines
     assert "  nodes: 3 compiled, 1 views, 0 folded, 2 fallback" in lines
     assert "  steps: 2 kernels, 1 islands" in lines
     (memory,) = (line for line in lines if line.startswith("  memory: "))
