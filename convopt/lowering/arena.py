@@ -26,9 +26,9 @@ class Buffer:
 def plan(buffers: Sequence[Buffer]) -> int:
     """Sets every buffer's offset; returns the size of the block.
 
-    Each buffer in turn goes to the tightest gap that is free over its whole life (Pisarchyk and Lee, "Efficient
-    memory management for deep neural net inference", 2020: greedy by size). No one order of the buffers is
-    best for all graphs: several are tried, the smallest block is kept.
+    Each buffer in turn goes to the tightest gap that is free over its whole life (Pisarchyk and Lee,
+    "Efficient memory management for deep neural net inference", 2020: greedy by size). No one order of the
+    buffers is best for all graphs: several are tried, the smallest block is kept.
     """
     orders: list[Callable[[Buffer], tuple[int, ...]]] = [
         lambda b: (-b.nbytes, b.first),
