@@ -13,6 +13,7 @@ the model declares can be overridden: exporters often leave the shape of their e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -42,6 +43,8 @@ class BindShapes:
 def _bind(value: ir.Value, shape: tuple[int, ...], bound: dict[str, set[int]]) -> list[Note]:
     if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in shape):
         raise InputError(f"input {value.name!r}: shape {shape}; expected integers of 0 or more")
+    if max(shape, default=0) >= 1 << 63 or prod(shape) >= 1 << 63:
+        raise InputError(f"input {value.name!r}: shape {shape}; expected fewer than 2^63 elements")
     if value.shape is None:
         value.shape = ir.Shape(shape)
         return [Note(value.name or "", f"shape {shape} given, none was declared")]

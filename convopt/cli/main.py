@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not an error, and nothing may be written any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ConvoptError, OSError) as error:
+    except (ConvoptError, OSError, MemoryError) as error:
         print(f"convopt: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

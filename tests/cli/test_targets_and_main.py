@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture
         main(argv)
     assert end.value.code == 2
     assert "usage: convopt" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("5.8 TiB for x")
+
+    starved = replace(targets.COMMAND, run=refuse)
+    monkeypatch.setattr("convopt.cli.main.COMMANDS", (starved,))
+    assert main(["targets"]) == 2
+    assert capsys.readouterr().err.splitlines() == ["convopt: 5.8 TiB for x"]
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -45,11 +45,12 @@ def test_bad_arrays_are_named(module: Any, call: Callable[[Any], Any], words: li
         ({"shapes": {"x": (3, 6, 7)}}, ["x", "4"]),
         ({"shapes": {"x": (1, 2, 6, 7)}}, ["x", "3"]),
         ({"shapes": {"x": (1, 3, -1, 7)}}, ["x", "-1"]),
+        ({"shapes": {"x": (1, 3, 1 << 64, 0)}}, ["x", "2^63"]),
         ({"threads": 0}, ["threads", "0"]),
         ({"target": "abacus"}, ["abacus", "cpu"]),
         ({"precision": "fp7"}, ["fp7", "fp32"]),
     ],
-    ids=["name", "rank", "extent", "negative", "threads", "target", "precision"],
+    ids=["name", "rank", "extent", "negative", "beyond", "threads", "target", "precision"],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConvoptError) as caught:
