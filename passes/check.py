@@ -133,14 +133,16 @@ def _compare(name: str, expected: dict[str, Array], found: dict[str, Array], tol
     return worst
 
 
-def relative_error(expected: Array, found: Array) -> float:
-    """Largest difference over largest magnitude; places where both are the same NaN or infinity are equal."""
+def relative_error(expected: Array, found: Array, least_scale: float = 1e-3) -> float:
+    """Largest difference over largest magnitude; places where both are the same NaN or infinity are equal.
+
+    An output that is tiny as a whole (a sigmoid's far tail) is rounding: `least_scale` is its magnitude.
+    """
     if not expected.size:
         return 0.0
     a, b = expected.astype(np.float64), found.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     finite = np.abs(a[np.isfinite(a)])
-    # An output that is tiny as a whole (a sigmoid's far tail) is rounding: 1e-3 is the least scale.
-    scale = max(float(finite.max(initial=0.0)), 1e-3)
+    scale = max(float(finite.max(initial=0.0)), least_scale)
     return float(difference.max()) / scale

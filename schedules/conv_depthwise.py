@@ -37,7 +37,7 @@ class DepthwiseConv:
     channel_chunk: int
 
     @classmethod
-    def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[DepthwiseConv]:
+    def space(cls, problem: ConvProblem, target: Target) -> Iterator[DepthwiseConv]:
         vectors = -(-problem.groups // target.lanes)
         height, width = problem.y.shape[3:5]
         for rows, columns in ((1, 4), (2, 2), (2, 4), (1, 8), (4, 2), (1, 2), (1, 1)):

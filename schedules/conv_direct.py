@@ -87,7 +87,7 @@ class DirectConv:
     row_chunk: int
 
     @classmethod
-    def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[DirectConv]:
+    def space(cls, problem: ConvProblem, target: Target) -> Iterator[DirectConv]:
         """All register tiles that fit, cache-sized panels, rows and flat, and ways to cut the tasks."""
         axes = position_axes(problem)
         rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent

@@ -46,7 +46,7 @@ class FewFeaturesConv:
     tile_chunk: int
 
     @classmethod
-    def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[FewFeaturesConv]:
+    def space(cls, problem: ConvProblem, target: Target) -> Iterator[FewFeaturesConv]:
         most = (target.vector_registers - 3) // max(problem.features, 1)
         for pixels in range(1, min(most, 12) + 1):
             tiles = -(-problem.pixels // pixels)

@@ -87,7 +87,7 @@ class WinogradConv:
     tile_rows: int
 
     @classmethod
-    def space(cls, problem: ConvProblem, target: Target, level: str = "small") -> Iterator[WinogradConv]:
+    def space(cls, problem: ConvProblem, target: Target) -> Iterator[WinogradConv]:
         from convopt.schedules.conv_direct import tile_pixels
 
         for m in TRANSFORMS:

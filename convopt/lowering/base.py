@@ -66,10 +66,15 @@ class LoweringContext:
     """What a lowering may know: the views of the group's outer inputs and outputs, and the options."""
 
     views: Mapping[ir.Value, TensorView]
-    target: Target
-    threads: int
-    im2col_cap: int = 64 << 20
-    algorithm: Literal["auto", "direct", "im2col"] = "auto"
+    options: LoweringOptions
+
+    @property
+    def target(self) -> Target:
+        return self.options.target
+
+    @property
+    def threads(self) -> int:
+        return self.options.threads
 
 
 class Refused(Exception):

@@ -213,22 +213,24 @@ def conv_calls(
     offsets: tuple[int, ...],
     context: LoweringContext,
 ) -> list[KernelCall]:
-    """The cheapest of the conv schedules and im2col + GEMM, or what `context.algorithm` asks for.
+    """The cheapest of the conv schedules and im2col + GEMM, or what `context.options.algorithm` asks for.
 
     weights: (g, k, c, kd, kh, kw); operands: x, those of the epilogue, y, each `offsets` elements on.
     """
     from convopt.lowering.im2col import best_expand_col, im2col_calls
 
     try:
-        families = CONV_FAMILIES if context.algorithm == "auto" else EXACT_FAMILIES
+        families = CONV_FAMILIES if context.options.algorithm == "auto" else EXACT_FAMILIES
         schedule = choose_conv(problem, context.target, context.threads, families)
     except ValueError as error:
         raise Refused(str(error)) from error
-    if problem.taps > 1 and schedule.name == "direct" and context.algorithm != "direct":
+    if problem.taps > 1 and schedule.name == "direct" and context.options.algorithm != "direct":
         # Depthwise and Winograd beat any unfolded matrix by far.
-        expand_col, seconds = best_expand_col(problem, context.target, context.threads, context.im2col_cap)
+        expand_col, seconds = best_expand_col(
+            problem, context.target, context.threads, context.options.im2col_cap
+        )
         direct = conv_seconds(schedule, problem, context.target, context.threads)
-        if context.algorithm == "im2col" or seconds < direct:
+        if context.options.algorithm == "im2col" or seconds < direct:
             return im2col_calls(problem, expand_col, weights, bias, operands, offsets, context)
     return [packed_call(schedule, problem, weights, bias, operands, offsets, context)]
 

@@ -106,7 +106,7 @@ def im2col_calls(
     columns = problem.taps * problem.channels
     # The matrix has its columns in the order (kd, kh, kw, c).
     flat = weights.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, columns, 1, 1, 1)
-    pieces = chunks(problem, expand_col, context.im2col_cap)
+    pieces = chunks(problem, expand_col, context.options.im2col_cap)
     largest = max(c.images * c.rows for c in pieces)
     matrix = Temporary(g * largest * prod(problem.y.shape[i] for i in (2, 4)) * columns * 4)
     x, *others, y = operands

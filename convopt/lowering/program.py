@@ -199,8 +199,7 @@ class _Builder:
                     raise Fallbacks({name: reason for g in compiled for name in node_names(g)})
 
     def _context(self) -> LoweringContext:
-        o = self.options
-        return LoweringContext(_Views(self.plan), o.target, o.threads, o.im2col_cap, o.algorithm)
+        return LoweringContext(_Views(self.plan), self.options)
 
     def _computed(self, group: ir.Node, value: ir.Value) -> bool:
         """Whether an aliased output still has to be written: it lives in a Concat's output."""

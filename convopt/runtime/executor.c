@@ -164,14 +164,12 @@ static int parts_of(const struct pool *pool, const struct step *step) {
     return step->serial ? 1 : step->tasks < pool->threads ? step->tasks : pool->threads;
 }
 
-/* The first of a step's tasks that lies in part `part` or behind it. */
+/* The first task of part `part`. */
 static int32_t part_begin(const struct step *step, int part, int parts) {
     return (int32_t)((int64_t)step->tasks * part / parts);
 }
 
-static int chunks_of(int32_t tasks) {
-    return tasks < CHUNKS ? (int)tasks : CHUNKS;
-}
+static int chunks_of(int32_t tasks) { return tasks < CHUNKS ? (int)tasks : CHUNKS; }
 
 /* Member `self` does chunks of the launch until none is left, its own part's first. */
 static void run_chunks(struct member *self, uint64_t launch, uint64_t index) {

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from convopt.ir.groups import make_group
-from convopt.lowering.base import Constant, KernelCall, LoweringContext, Temporary
+from convopt.lowering.base import Constant, KernelCall, LoweringContext, LoweringOptions, Temporary
 from convopt.schedules.base import TensorView
 from convopt.targets import host_cpu
 from tests.kernel_harness import Operand, compile_kernel
@@ -101,7 +101,7 @@ def run_group(
     outside = {v: operands[v].outside() for v in group.outputs}
     views = {v: operands[v].view for v in values}
     buffers: dict[Any, Array] = {}
-    for call in lower(group, LoweringContext(views, target, threads)):
+    for call in lower(group, LoweringContext(views, LoweringOptions(target, threads))):
         function = compile_kernel(call.schedule, call.problem, folder, target)
         addresses = []
         offsets = call.offsets or (0,) * len(call.operands)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from convopt.lowering.base import Constant, LoweringContext, Refused, Temporary
+from convopt.lowering.base import Constant, LoweringContext, LoweringOptions, Refused, Temporary
 from convopt.lowering.expressions import ELEMENTWISE, expression_of, why_not_elementwise
 from convopt.lowering.pointwise import lower
 from convopt.targets import host_cpu
@@ -143,7 +143,7 @@ def test_a_small_part_is_computed_once(tmp_path: Path) -> None:
     check_group(model, "Pointwise", lower, inputs, tmp_path, channels_last=True)
     group = grouped(model, "Pointwise")
     views = {v: view_of(v, False, 0) for v in (*group.inputs, *group.outputs) if v is not None}
-    first, second = lower(group, LoweringContext(views, host_cpu(), 1))
+    first, second = lower(group, LoweringContext(views, LoweringOptions(host_cpu(), 1)))
     (gate,) = (o for o in first.operands if isinstance(o, Temporary))
     assert gate.nbytes == 2 * 5 * 4 and gate in second.operands
     assert not any(isinstance(o, Constant) for o in second.operands)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convopt.lowering.base import LoweringContext, Refused, Temporary
+from convopt.lowering.base import LoweringContext, LoweringOptions, Refused, Temporary
 from convopt.lowering.reduce import lower
 from convopt.targets import host_cpu
 from tests.lowering.group_harness import check_group, grouped, run_group, single, view_of
@@ -54,9 +54,9 @@ def test_parts_where_one_task_would_starve_the_threads() -> None:
     inputs = {"x": np.zeros((1, 8, 90, 96), np.float32)}
     group = grouped(single("ReduceMean", inputs, axes(2, 3)), "Reduce")
     views = {v: view_of(v, True, 0) for v in (*group.inputs, *group.outputs) if v is not None}
-    alone = lower(group, LoweringContext(views, host_cpu(), 1))
+    alone = lower(group, LoweringContext(views, LoweringOptions(host_cpu(), 1)))
     assert len(alone) == 1
-    first, second = lower(group, LoweringContext(views, host_cpu(), 2))
+    first, second = lower(group, LoweringContext(views, LoweringOptions(host_cpu(), 2)))
     assert first.schedule.tasks(first.problem, host_cpu()) >= 2
     assert isinstance(first.operands[1], Temporary) and second.operands[0] is first.operands[1]
 
