@@ -39,6 +39,7 @@ from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
+MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
 Verify = bool | Literal["raise"] | Mapping[str, Array]
 
 
@@ -84,7 +85,12 @@ def optimize(
         or a Program beyond workspace_cap. VerificationError: with verify="raise".
     """
     threads = usable_cores() if threads is None else threads
-    _check_options(target, precision, threads, verify, check, algorithm, im2col_cap, workspace_cap)
+    _check_choices(target, precision, verify, check, skip, algorithm)
+    _check_count("threads", threads, MOST_THREADS)
+    _check_count("im2col_cap", im2col_cap)
+    _check_count("max_programs", max_programs)
+    if workspace_cap is not None:
+        _check_count("workspace_cap", workspace_cap)
     model = load_model(source)
     cache = KernelCache(None if cache_dir is None else Path(cache_dir))
     options = LoweringOptions(host_cpu(), threads, im2col_cap, algorithm)
@@ -106,30 +112,27 @@ def optimize(
     )
 
 
-def _check_options(
-    target: str,
-    precision: str,
-    threads: int,
-    verify: Verify,
-    check: str | None,
-    algorithm: str,
-    im2col_cap: int,
-    workspace_cap: int | None,
+def _check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        limit = f" to {most}" if most < 2**63 - 1 else " or more"
+        raise InputError(f"{name} is {value!r}; expected an integer of 1{limit}")
+
+
+def _check_choices(
+    target: str, precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
 ) -> None:
     if target != "cpu":
         raise InputError(f"target {target!r} is not available; expected cpu")
     if precision != "fp32":
         raise InputError(f"precision {precision!r} is not available; expected fp32")
-    if threads < 1:
-        raise InputError(f"threads is {threads}; expected at least 1")
     if not isinstance(verify, bool | Mapping) and verify != "raise":
         raise InputError(f"verify is {verify!r}; expected True, False, 'raise' or arrays by input name")
     if check not in (None, "each-pass"):
         raise InputError(f"check is {check!r}; expected each-pass or nothing")
     if algorithm not in ("auto", "direct", "im2col"):
         raise InputError(f"algorithm is {algorithm!r}; expected auto, direct or im2col")
-    if im2col_cap < 1 or (workspace_cap is not None and workspace_cap < 1):
-        raise InputError("im2col_cap and workspace_cap are numbers of bytes; expected at least 1")
+    if isinstance(skip, str):
+        raise InputError(f"skip is the text {skip!r}; expected a list of passes' names")
 
 
 def _extents(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -47,10 +47,18 @@ def test_bad_arrays_are_named(module: Any, call: Callable[[Any], Any], words: li
         ({"shapes": {"x": (1, 3, -1, 7)}}, ["x", "-1"]),
         ({"shapes": {"x": (1, 3, 1 << 64, 0)}}, ["x", "2^63"]),
         ({"threads": 0}, ["threads", "0"]),
+        ({"threads": "2"}, ["threads", "'2'"]),
+        ({"threads": 2.5}, ["threads", "2.5"]),
+        ({"threads": True}, ["threads", "True"]),
+        ({"threads": 10**6}, ["threads", "1000000"]),
+        ({"im2col_cap": "3"}, ["im2col_cap", "'3'"]),
+        ({"workspace_cap": 0}, ["workspace_cap", "0"]),
+        ({"max_programs": 0}, ["max_programs", "0"]),
+        ({"skip": "merge-pad"}, ["skip", "merge-pad"]),
         ({"target": "abacus"}, ["abacus", "cpu"]),
         ({"precision": "fp7"}, ["fp7", "fp32"]),
     ],
-    ids=["name", "rank", "extent", "negative", "beyond", "threads", "target", "precision"],
+    ids=lambda value: str(value) if isinstance(value, dict) else "names",
 )
 def test_bad_options_are_named(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConvoptError) as caught:
