@@ -32,7 +32,7 @@ CASES = {
     "7x7, tail of channels": square(32, 27, 7, 7, epilogue=SUM_RELU, others=(FULL,)),
     "no pads": square(16, 16, 10, 7, begin=(0, 0, 0), end=(0, 0, 0), bias=False),
     "unlike pads": square(16, 33, 6, 13, begin=(0, 2, 0), end=(0, 0, 3), epilogue=FMA, others=(ROW, PIXEL)),
-    "smaller than a tile": square(16, 8, 1, 2),
+    "smaller than a tile": square(16, 16, 1, 2),
     "one row": square(16, 16, 1, 17),
     "groups": square(16, 20, 5, 9, groups=2, batch=2),
     "in slots": square(16, 16, 6, 5, x_gap=16, y_gap=24, batch=2),
@@ -89,5 +89,7 @@ def test_refusals() -> None:
     assert schedule.why_not(replace(plain, dilations=(1, 2, 2)), HOST) == only
     odd = square(17, 16, 8, 8).problem
     assert "not contiguous vectors" in str(schedule.why_not(odd, HOST))
+    few = square(16, 15, 8, 8).problem
+    assert "don't pay" in str(schedule.why_not(few, HOST))
     half = square(16, 16, 8, 8, x_dtype="float16").problem
     assert schedule.why_not(half, HOST) == "the transforms lose too much in 16 bits"
