@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, Op, identity, unary
+from convopt.targets import CpuTarget, host_cpu
 from tests.fenced_kernels import Array, FencedKernels, FencedOperand, flat
 
 PLAIN, RELU = (identity(), lambda s: s), (unary("relu"), lambda s: np.maximum(s, 0))
@@ -175,3 +178,28 @@ class Data:
         np.testing.assert_allclose(
             y.array / scale, self.expected / scale, rtol=0, atol=tolerance, err_msg=name
         )
+
+
+HOST = host_cpu()
+# The same machine as if its vectors were narrower or wider: LLVM splits what is too wide.
+TARGETS = {
+    "host": HOST,
+    "4 lanes": replace(HOST, vector_bytes=16, vector_registers=16, fma_from_memory=False),
+    "16 lanes": replace(HOST, vector_bytes=64, vector_registers=32, fma_from_memory=True),
+}
+
+
+def instances(family: Any, case: Case, target: CpuTarget) -> list[Any]:
+    """Those of the family's space that don't refuse the case."""
+    problem = case.problem
+    return [s for s in family.space(problem, target) if s.why_not(problem, target) is None]
+
+
+def check(case: Case, schedules: list[Any], target: CpuTarget, folder: Path) -> None:
+    """Builds the schedules' kernels and compares each with the expected values, at both ends of memory."""
+    data = Data.draw(case)
+    kernels = FencedKernels([(s, case.problem) for s in schedules], target, folder)
+    for number, schedule in enumerate(schedules):
+        packed = schedule.pack(case.problem, target, data.weight, data.bias)
+        for at_end in (False, True):
+            data.check(kernels, number, packed, at_end)

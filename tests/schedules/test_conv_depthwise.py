@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from convopt.schedules.conv_depthwise import DepthwiseConv
-from convopt.targets import CpuTarget, host_cpu
-from tests.fenced_kernels import FencedKernels
 from tests.schedules.conv_cases import (
     FMA,
     FULL,
+    HOST,
     IMAGE,
     PIXEL,
     PLANAR,
@@ -20,16 +19,11 @@ from tests.schedules.conv_cases import (
     ROW,
     SCALAR,
     SUM_RELU,
+    TARGETS,
     Case,
-    Data,
+    check,
+    instances,
 )
-
-HOST = host_cpu()
-TARGETS = {
-    "host": HOST,
-    "4 lanes": replace(HOST, vector_bytes=16, vector_registers=16, fma_from_memory=False),
-    "16 lanes": replace(HOST, vector_bytes=64, vector_registers=32, fma_from_memory=True),
-}
 
 
 def depthwise(groups: int, extents: tuple[int, int, int], **options: object) -> Case:
@@ -100,24 +94,10 @@ CASES = {
 }
 
 
-def instances(case: Case, target: CpuTarget) -> list[DepthwiseConv]:
-    problem = case.problem
-    return [s for s in DepthwiseConv.space(problem, target) if s.why_not(problem, target) is None]
-
-
-def check(case: Case, schedules: list[DepthwiseConv], target: CpuTarget, folder: Path) -> None:
-    data = Data.draw(case)
-    kernels = FencedKernels([(s, case.problem) for s in schedules], target, folder)
-    for number, schedule in enumerate(schedules):
-        packed = schedule.pack(case.problem, target, data.weight, data.bias)
-        for at_end in (False, True):
-            data.check(kernels, number, packed, at_end)
-
-
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", CASES)
 def test_some_instances(name: str, tmp_path: Path) -> None:
-    everything = instances(CASES[name], HOST)
+    everything = instances(DepthwiseConv, CASES[name], HOST)
     start = list(CASES).index(name)
     check(CASES[name], [everything[(start + 3 * i) % len(everything)] for i in range(2)], HOST, tmp_path)
 
@@ -127,7 +107,7 @@ def test_some_instances(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lanes", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
-    check(CASES[name], instances(CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
+    check(CASES[name], instances(DepthwiseConv, CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
 
 
 @pytest.mark.kernels

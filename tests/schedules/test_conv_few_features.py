@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from convopt.schedules.conv_few_features import FewFeaturesConv
-from convopt.targets import CpuTarget, host_cpu
-from tests.fenced_kernels import FencedKernels
-from tests.schedules.conv_cases import FMA, FULL, PIXEL, RELU, ROW, SUM_RELU, Case, Data
-
-HOST = host_cpu()
-TARGETS = {
-    "host": HOST,
-    "4 lanes": replace(HOST, vector_bytes=16, vector_registers=16, fma_from_memory=False),
-    "16 lanes": replace(HOST, vector_bytes=64, vector_registers=32, fma_from_memory=True),
-}
-
+from tests.schedules.conv_cases import (
+    FMA,
+    FULL,
+    HOST,
+    PIXEL,
+    RELU,
+    ROW,
+    SUM_RELU,
+    TARGETS,
+    Case,
+    check,
+    instances,
+)
 
 CASES = {
     "3x3 to 4": Case(16, 4, (1, 7, 9), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=2),
@@ -38,24 +39,10 @@ CASES = {
 }
 
 
-def instances(case: Case, target: CpuTarget) -> list[FewFeaturesConv]:
-    problem = case.problem
-    return [s for s in FewFeaturesConv.space(problem, target) if s.why_not(problem, target) is None]
-
-
-def check(case: Case, schedules: list[FewFeaturesConv], target: CpuTarget, folder: Path) -> None:
-    data = Data.draw(case)
-    kernels = FencedKernels([(s, case.problem) for s in schedules], target, folder)
-    for number, schedule in enumerate(schedules):
-        packed = schedule.pack(case.problem, target, data.weight, data.bias)
-        for at_end in (False, True):
-            data.check(kernels, number, packed, at_end)
-
-
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", CASES)
 def test_some_instances(name: str, tmp_path: Path) -> None:
-    everything = instances(CASES[name], HOST)
+    everything = instances(FewFeaturesConv, CASES[name], HOST)
     start = list(CASES).index(name)
     check(CASES[name], [everything[(start + 5 * i) % len(everything)] for i in range(2)], HOST, tmp_path)
 
@@ -65,7 +52,7 @@ def test_some_instances(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lanes", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
-    check(CASES[name], instances(CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
+    check(CASES[name], instances(FewFeaturesConv, CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
 
 
 def test_refusals() -> None:

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from convopt.schedules.conv_winograd import TRANSFORMS, WinogradConv
-from convopt.targets import CpuTarget, host_cpu
-from tests.fenced_kernels import FencedKernels
-from tests.schedules.conv_cases import FMA, FULL, PIXEL, RELU, ROW, SUM_RELU, Case, Data
-
-HOST = host_cpu()
-TARGETS = {
-    "host": HOST,
-    "4 lanes": replace(HOST, vector_bytes=16, vector_registers=16, fma_from_memory=False),
-    "16 lanes": replace(HOST, vector_bytes=64, vector_registers=32, fma_from_memory=True),
-}
+from tests.schedules.conv_cases import (
+    FMA,
+    FULL,
+    HOST,
+    PIXEL,
+    RELU,
+    ROW,
+    SUM_RELU,
+    TARGETS,
+    Case,
+    check,
+    instances,
+)
 
 
 def square(channels: int, features: int, height: int, width: int, **options: object) -> Case:
@@ -39,24 +42,10 @@ CASES = {
 }
 
 
-def instances(case: Case, target: CpuTarget) -> list[WinogradConv]:
-    problem = case.problem
-    return [s for s in WinogradConv.space(problem, target) if s.why_not(problem, target) is None]
-
-
-def check(case: Case, schedules: list[WinogradConv], target: CpuTarget, folder: Path) -> None:
-    data = Data.draw(case)
-    kernels = FencedKernels([(s, case.problem) for s in schedules], target, folder)
-    for number, schedule in enumerate(schedules):
-        packed = schedule.pack(case.problem, target, data.weight, data.bias)
-        for at_end in (False, True):
-            data.check(kernels, number, packed, at_end)
-
-
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", CASES)
 def test_some_instances(name: str, tmp_path: Path) -> None:
-    everything = instances(CASES[name], HOST)
+    everything = instances(WinogradConv, CASES[name], HOST)
     by_m = [[s for s in everything if s.m == m] for m in TRANSFORMS]
     start = list(CASES).index(name)
     check(CASES[name], [group[start % len(group)] for group in by_m], HOST, tmp_path)
@@ -67,7 +56,7 @@ def test_some_instances(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lanes", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
-    check(CASES[name], instances(CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
+    check(CASES[name], instances(WinogradConv, CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
 
 
 @pytest.mark.parametrize("m", TRANSFORMS)
