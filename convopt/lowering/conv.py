@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
-from convopt.lowering.base import Constant, KernelCall, LoweringContext, Operand, Refused
+from convopt.lowering.base import KernelCall, LoweringContext, Refused
+from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.expressions import expression_of
+from convopt.lowering.im2col import best_unfolding, im2col_calls
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
@@ -172,7 +173,7 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         weights = weights.reshape(g.groups, weights.shape[0] // g.groups, weights.shape[1], *g.kernel)
         parts = _transposed_parts(g, weights.swapaxes(1, 2), y_view, others)
     biases = None if bias is None else np.asarray(bias, np.float32).reshape(g.groups, -1)
-    operands = (x, *epilogue.values, output)
+    values = (x, *epilogue.values, output)
     calls = []
     for part in parts:
         problem = ConvProblem(
@@ -180,7 +181,7 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
             epilogue.expression, tuple(part.others), biases is not None,
         )  # fmt: skip
         offsets = (0, *part.other_offsets, part.y_offset)
-        calls += conv_calls(problem, part.weights, biases, operands, offsets, context)
+        calls += conv_calls(problem, ConvOperands(part.weights, biases, values, offsets), context)
     return calls
 
 
@@ -205,55 +206,23 @@ class _Part:
         return _triple(self.weights.shape[3:], 1)
 
 
-def conv_calls(
-    problem: ConvProblem,
-    weights: Array,
-    bias: Array | None,
-    operands: tuple[Operand, ...],
-    offsets: tuple[int, ...],
-    context: LoweringContext,
-) -> list[KernelCall]:
-    """The cheapest of the conv schedules and im2col + GEMM, or what `context.options.algorithm` asks for.
-
-    weights: (g, k, c, kd, kh, kw); operands: x, those of the epilogue, y, each `offsets` elements on.
-    """
-    from convopt.lowering.im2col import best_expand_col, im2col_calls
-
+def conv_calls(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> list[KernelCall]:
+    """The cheapest of the conv schedules and im2col + GEMM, or what `context.options.algorithm` asks for."""
+    target, threads, algorithm = context.target, context.threads, context.options.algorithm
+    unfoldable = problem.taps > 1  # without taps im2col + GEMM is the conv itself
     try:
-        families = CONV_FAMILIES if context.options.algorithm == "auto" else EXACT_FAMILIES
-        schedule = choose_conv(problem, context.target, context.threads, families)
+        if algorithm == "im2col" and unfoldable:
+            return im2col_calls(problem, operands, context)
+        families = CONV_FAMILIES if algorithm == "auto" else EXACT_FAMILIES
+        schedule = choose_conv(problem, target, threads, families)
+        # Each other family beats any unfolded matrix where it is the cheapest.
+        if algorithm == "auto" and unfoldable and schedule.name == "direct":
+            unfolded = best_unfolding(problem, target, threads, context.options.im2col_cap)
+            if unfolded.seconds < conv_seconds(schedule, problem, target, threads):
+                return im2col_calls(problem, operands, context)
     except ValueError as error:
         raise Refused(str(error)) from error
-    if problem.taps > 1 and schedule.name == "direct" and context.options.algorithm != "direct":
-        # Depthwise and Winograd beat any unfolded matrix by far.
-        expand_col, seconds = best_expand_col(
-            problem, context.target, context.threads, context.options.im2col_cap
-        )
-        direct = conv_seconds(schedule, problem, context.target, context.threads)
-        if context.options.algorithm == "im2col" or seconds < direct:
-            return im2col_calls(problem, expand_col, weights, bias, operands, offsets, context)
-    return [packed_call(schedule, problem, weights, bias, operands, offsets, context)]
-
-
-def packed_call(
-    schedule: Any,
-    problem: ConvProblem,
-    weights: Array,
-    bias: Array | None,
-    operands: tuple[Operand, ...],
-    offsets: tuple[int, ...],
-    context: LoweringContext,
-) -> KernelCall:
-    """The schedule on the problem, with its weights packed as it wants them."""
-    packed = [Constant(a) for a in schedule.pack(problem, context.target, weights, bias)]
-    x, *others, y = operands
-    kernel = "x".join(str(k) for k in problem.kernel[problem.kernel[0] == 1 :])
-    label = (
-        f"{kernel} s{problem.strides[2]} {problem.groups}x{problem.channels}->{problem.features} "
-        f"@{'x'.join(str(e) for e in problem.y.shape[1:5])} {schedule.name}"
-    )
-    gaps = (0,) * len(packed)
-    return KernelCall(schedule, problem, (x, *packed, *others, y), label, (offsets[0], *gaps, *offsets[1:]))
+    return [packed_call(schedule, problem, operands, context)]
 
 
 def _transposed_parts(g: _Geometry, weights: Array, y: TensorView, others: list[TensorView]) -> list[_Part]:

@@ -17,7 +17,8 @@ import onnx_ir as ir
 from convopt.ir.groups import body_of
 from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
-from convopt.lowering.conv import broadcast, epilogue_of, packed_call
+from convopt.lowering.conv import broadcast, epilogue_of
+from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
@@ -96,7 +97,8 @@ def _static(
     biases = None if bias is None else np.broadcast_to(bias, (g, n))
     problem = _problem(m, expression, bias is not None)
     schedule = choose_conv(problem, context.target, context.threads)
-    return packed_call(schedule, problem, weights * np.float32(scale), biases, operands, m.offsets, context)
+    scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets)
+    return packed_call(schedule, problem, scaled, context)
 
 
 def _dynamic(
@@ -116,7 +118,7 @@ def _dynamic(
     panel = Temporary(g * -(-n // tile) * tile * k * 4)
     pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}", (m.b_at, 0))
     weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
-    call = packed_call(schedule, problem, weights, biases, operands, m.offsets, context)
+    call = packed_call(schedule, problem, ConvOperands(weights, biases, operands, m.offsets), context)
     return [pack, replace(call, operands=(call.operands[0], panel, *call.operands[2:]))]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
-from convopt.lowering.base import KernelCall, LoweringContext, Operand, Temporary
+from convopt.lowering.base import KernelCall, LoweringContext, Temporary
+from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.schedules.base import TensorView
-from convopt.schedules.conv_problem import Array, ConvProblem
+from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.im2col import Im2col, Im2colProblem
 from convopt.selection.choose import choose_conv, conv_seconds, imbalance
 from convopt.targets import Target
@@ -70,57 +73,63 @@ def split(problem: ConvProblem, chunk: Chunk) -> tuple[Im2colProblem, ConvProble
     return unfold, gemm
 
 
-def seconds(problem: ConvProblem, target: Target, threads: int, expand_col: int, cap: int) -> float:
-    """Predicted time, in the unit of the conv schedules' cost."""
-    total = 0.0
-    for chunk in chunks(problem, expand_col, cap):
-        unfold, gemm = split(problem, chunk)
-        schedule = Im2col()
-        total += schedule.cost(unfold, target).seconds * imbalance(schedule.tasks(unfold, target), threads)
-        total += conv_seconds(choose_conv(gemm, target, threads), gemm, target, threads)
+@dataclass(frozen=True)
+class Unfolding:
+    """Up to `expand_col` images per matrix; `seconds` in the unit of the conv schedules' cost."""
+
+    expand_col: int
+    seconds: float
+
+
+@lru_cache(maxsize=4096)
+def best_unfolding(problem: ConvProblem, target: Target, threads: int, cap: int) -> Unfolding:
+    """The cheapest number of images per matrix.
+
+    Raises:
+        ValueError: no schedule takes the GEMM; the text says why.
+    """
+    n = problem.y.shape[1]
+    counts = sorted({min(n, 1 << i) for i in range(n.bit_length() + 1)})
+    unfoldings = [Unfolding(c, _seconds(problem, target, threads, c, cap)) for c in counts]
+    return min(unfoldings, key=lambda u: (u.seconds, u.expand_col))
+
+
+def _seconds(problem: ConvProblem, target: Target, threads: int, expand_col: int, cap: int) -> float:
+    total, schedule = 0.0, Im2col()
+    kernels = Counter(split(problem, chunk) for chunk in chunks(problem, expand_col, cap))
+    for (unfold, gemm), count in kernels.items():
+        tasks = schedule.tasks(unfold, target)
+        total += count * schedule.cost(unfold, target).seconds * imbalance(tasks, threads)
+        total += count * conv_seconds(choose_conv(gemm, target, threads), gemm, target, threads)
     return total
 
 
-def best_expand_col(problem: ConvProblem, target: Target, threads: int, cap: int) -> tuple[int, float]:
-    """(images per matrix, predicted seconds) of the cheapest form."""
-    n = problem.y.shape[1]
-    counts = sorted({min(n, 1 << i) for i in range(n.bit_length() + 1)})
-    return min(
-        ((c, seconds(problem, target, threads, c, cap)) for c in counts), key=lambda pair: (pair[1], pair[0])
-    )
+def im2col_calls(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> list[KernelCall]:
+    """Alternating unfold and GEMM calls.
 
-
-def im2col_calls(
-    problem: ConvProblem,
-    expand_col: int,
-    weights: Array,
-    bias: Array | None,
-    operands: tuple[Operand, ...],
-    offsets: tuple[int, ...],
-    context: LoweringContext,
-) -> list[KernelCall]:
-    """Alternating unfold and GEMM calls; weights (g, k, c, kd, kh, kw)."""
-    from convopt.lowering.conv import packed_call
-
-    g, k = weights.shape[:2]
+    Raises:
+        ValueError: no schedule takes the GEMM; the text says why.
+    """
+    target, threads, cap = context.target, context.threads, context.options.im2col_cap
+    g, k = operands.weights.shape[:2]
     columns = problem.taps * problem.channels
     # The matrix has its columns in the order (kd, kh, kw, c).
-    flat = weights.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, columns, 1, 1, 1)
-    pieces = chunks(problem, expand_col, context.options.im2col_cap)
+    flat = operands.weights.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, columns, 1, 1, 1)
+    pieces = chunks(problem, best_unfolding(problem, target, threads, cap).expand_col, cap)
     largest = max(c.images * c.rows for c in pieces)
     matrix = Temporary(g * largest * prod(problem.y.shape[i] for i in (2, 4)) * columns * 4)
-    x, *others, y = operands
+    x, *rest = operands.values
+    x_offset, *offsets = operands.offsets
     calls = []
     for chunk in pieces:
         unfold, gemm = split(problem, chunk)
         x_at = chunk.image * problem.x.strides[1] + chunk.row * problem.strides[1] * problem.x.strides[3]
         label = f"im2col {chunk.images} images {unfold.rows}x{unfold.columns}"
-        calls.append(KernelCall(Im2col(), unfold, (x, matrix), label, (offsets[0] + x_at, 0)))
+        calls.append(KernelCall(Im2col(), unfold, (x, matrix), label, (x_offset + x_at, 0)))
         moved = tuple(
             at + chunk.image * v.strides[1] + chunk.row * v.strides[3]
-            for at, v in zip(offsets[1:], (*problem.others, problem.y), strict=True)
+            for at, v in zip(offsets, (*problem.others, problem.y), strict=True)
         )
-        schedule = choose_conv(gemm, context.target, context.threads)
-        operands_ = (matrix, *others, y)
-        calls.append(packed_call(schedule, gemm, flat, bias, operands_, (0, *moved), context))
+        product = ConvOperands(flat, operands.bias, (matrix, *rest), (0, *moved))
+        calls.append(packed_call(choose_conv(gemm, target, threads), gemm, product, context))
     return calls

@@ -14,7 +14,7 @@ from convopt.codegen.cache import KernelCache
 from convopt.codegen.link import link
 from convopt.codegen.workers import KernelSource, compile_kernels
 from convopt.errors import CompileError
-from convopt.ir.groups import is_group, make_group
+from convopt.ir.groups import make_group
 from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import constant, static_shape, unique_name
 from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
@@ -163,7 +163,6 @@ class _Builder:
         return group.outputs[0]
 
     def lower(self) -> list[LoweredGroup]:
-        self._refuse_unsized_values()
         works, refused = [], {}
         context = self._context()
         for group in self.graph:
@@ -188,15 +187,6 @@ class _Builder:
         if refused:
             raise Fallbacks(refused)
         return works
-
-    def _refuse_unsized_values(self) -> None:
-        """A value whose size only its run tells can't wait in the arena: then all nodes are one island."""
-        for group in self.graph:
-            for value in group.inputs:
-                if value is not None and static_shape(value) is None and is_group(value.producer()):
-                    reason = f"{value.name}, of a size known only at run time, passes over it"
-                    compiled = [g for g in self.graph if g.op_type not in ("Island", "Relayout")]
-                    raise Fallbacks({name: reason for g in compiled for name in node_names(g)})
 
     def _context(self) -> LoweringContext:
         return LoweringContext(_Views(self.plan), self.options)

@@ -90,6 +90,12 @@ UNFOLDED_FORMS = {
         y = Conv <strides = [2, 1, 1], pads = [1, 1, 1, 1, 0, 1]> (x, w) }""",
     "transposed": """g (float[1,3,4,5] x, float[3,9,4,4] w, float[9] b) => (float[1,9,8,10] y) {
         y = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w, b) }""",
+    "few features": """g (float[2,320,6,7] x, float[4,320,3,3] w, float[4] b) => (float[2,4,6,7] y) {
+        y = Conv <pads = [1, 1, 1, 1]> (x, w, b) }""",
+    "depthwise": """g (float[2,9,6,7] x, float[9,1,3,3] w, float[9] b) => (float[2,9,6,7] y) {
+        y = Conv <group = 9, pads = [1, 1, 1, 1]> (x, w, b) }""",
+    "Winograd's": """g (float[1,32,14,13] x, float[32,32,3,3] w) => (float[1,32,14,13] y) {
+        y = Conv <pads = [1, 1, 1, 1]> (x, w) }""",
     "into a slot": """g (float[2,4,5,6] x, float[7,4,3,3] w, float[5,4,3,3] v) => (float[2,12,5,6] y) {
         a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Conv <pads = [1, 1, 1, 1]> (x, v)
         c = Concat <axis = 1> (a, b)  y = Relu (c) }""",

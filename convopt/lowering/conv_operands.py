@@ -1,0 +1,38 @@
+"""A convolution's operands, and the call of a schedule on them with the weights packed as it wants them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from convopt.lowering.base import Constant, KernelCall, LoweringContext, Operand
+from convopt.schedules.conv_problem import Array, ConvProblem
+
+
+@dataclass(frozen=True, eq=False)
+class ConvOperands:
+    """weights (g, k, c, kd, kh, kw); bias (g, k) or None.
+
+    values: x, those of the epilogue, y; each is passed at its element `offsets[i]`.
+    """
+
+    weights: Array
+    bias: Array | None
+    values: tuple[Operand, ...]
+    offsets: tuple[int, ...]
+
+
+def packed_call(
+    schedule: Any, problem: ConvProblem, operands: ConvOperands, context: LoweringContext
+) -> KernelCall:
+    """The schedule on the problem: x, the packed weights (and bias), those of the epilogue, y."""
+    packed = [Constant(a) for a in schedule.pack(problem, context.target, operands.weights, operands.bias)]
+    x, *others = operands.values
+    kernel = "x".join(str(k) for k in problem.kernel[problem.kernel[0] == 1 :])
+    label = (
+        f"{kernel} s{problem.strides[2]} {problem.groups}x{problem.channels}->{problem.features} "
+        f"@{'x'.join(str(e) for e in problem.y.shape[1:5])} {schedule.name}"
+    )
+    x_at, *others_at = operands.offsets
+    offsets = (x_at, *(0,) * len(packed), *others_at)
+    return KernelCall(schedule, problem, (x, *packed, *others), label, offsets)
