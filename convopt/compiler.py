@@ -162,8 +162,10 @@ def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]]) -> TensorInfo:
     dtype = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
     shape = given.get(value.name or "")
     if shape is None:
-        dims = value.shape or ()
-        return TensorInfo(value.name or "", dtype, tuple(d if isinstance(d, int) else d.value for d in dims))
+        if value.shape is None:
+            return TensorInfo(value.name or "", dtype, None)
+        dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+        return TensorInfo(value.name or "", dtype, dims)
     declared = dims_of(value) or shape
     # What the caller fixed of a dynamic dim may still differ from call to call; an overridden one may not.
     names = [d if isinstance(d, int) else d.value for d in value.shape or shape]

@@ -8,6 +8,9 @@ After:
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,8 +33,9 @@ class Cleanup:
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedOpsetsPass(process_functions=False),
         )
-        for step in steps:
-            step(model)
+        with _without_warnings():
+            for step in steps:
+                step(model)
         after = (_nodes(model), len(model.graph.initializers), len(model.opset_imports))
         notes = tuple(
             Note("", f"{b - a} {what} removed")
@@ -39,6 +43,21 @@ class Cleanup:
             if b != a
         )
         return PassReport(sum(b - a for b, a in zip(counts, after, strict=True)), notes)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """onnx-ir warns of each constant that is also an input or an output and so can't be merged: no news."""
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING
+
+    logger = logging.getLogger(common.DeduplicateInitializersPass.__module__)
+    logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        logger.removeFilter(passes)
 
 
 def _nodes(model: ir.Model) -> int:

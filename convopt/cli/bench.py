@@ -108,6 +108,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--against {unknown[0]}: expected some of {', '.join(PEERS)}")
     if not arguments.seconds > 0:
         raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
+    if arguments.model == "":
+        raise InputError("IN.onnx is empty; expected a file's name")
     if arguments.batch is not None and not (arguments.suite or arguments.network):
         raise InputError("--batch goes with --suite and --network only")
     if arguments.shape and not arguments.model:

@@ -110,7 +110,7 @@ def require_program(module: Any, model: str) -> None:
         dynamic = ", ".join(
             f"{info.name} {info.dims}"
             for info in module.inputs
-            if not all(isinstance(d, int) for d in info.shape)
+            if info.shape is None or not all(isinstance(d, int) for d in info.shape)
         )
         raise InputError(f"{model}: dynamic dims; give --shape NAME:D,D,... for {dynamic}")
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from convopt import __version__
 from convopt.cli import analyze, bench, explain, optimize, run, targets
@@ -25,8 +26,15 @@ COMMANDS: tuple[Command, ...] = (
 EXIT_STATUS = "exit status: 0 done, 2 a wrong argument, model or input (one line on stderr says what)"
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse's, but with the one line on stderr that every other wrong input gives too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="convopt",
         description="A model full of convolutions in; a compiled module or a better ONNX file out.",
         epilog=EXIT_STATUS,

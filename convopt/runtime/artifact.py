@@ -99,8 +99,8 @@ def _contents(
         "threads": module.threads,
         "precision": module.precision,
         "target": module.target,
-        "inputs": [[info.name, info.dtype, list(info.shape)] for info in module.inputs],
-        "outputs": [[info.name, info.dtype, list(info.shape)] for info in module.outputs],
+        "inputs": [[info.name, info.dtype, info.shape] for info in module.inputs],
+        "outputs": [[info.name, info.dtype, info.shape] for info in module.outputs],
         "members": {name: len(data) for name, data in members.items()},
         "programs": entries,
     }
@@ -168,8 +168,8 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
             threads=manifest["threads"] if threads is None else threads,
             precision=manifest["precision"],
             target=manifest["target"],
-            inputs=[TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in manifest["inputs"]],
-            outputs=[TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in manifest["outputs"]],
+            inputs=[_info(*entry) for entry in manifest["inputs"]],
+            outputs=[_info(*entry) for entry in manifest["outputs"]],
         )
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
@@ -179,6 +179,10 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
         raise ArtifactError(
             f"{path}: its manifest makes no sense ({error}): compile the model again"
         ) from error
+
+
+def _info(name: str, dtype: str, shape: list[int | str | None] | None) -> TensorInfo:
+    return TensorInfo(name, dtype, None if shape is None else tuple(shape))
 
 
 def _program(entry: Mapping[str, Any], members: Mapping[str, Bytes]) -> LoadedProgram:

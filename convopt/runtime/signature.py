@@ -18,11 +18,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output of a module. Dims are extents, names (equal names, equal extents) or None."""
+    """An input or output of a module.
+
+    Dims are extents, names (equal names, equal extents) or None; without a shape only a run tells the rank.
+    """
 
     name: str
     dtype: str
-    shape: tuple[int | str | None, ...]
+    shape: tuple[int | str | None, ...] | None
 
     @classmethod
     def of(cls, spec: TensorSpec) -> TensorInfo:
@@ -30,7 +33,9 @@ class TensorInfo:
 
     @property
     def dims(self) -> str:
-        """The shape as text: (1, 3, H, W), ? for a dim of any extent."""
+        """The shape as text: (1, 3, H, W), ? for a dim of any extent, (...) for any rank."""
+        if self.shape is None:
+            return "(...)"
         inside = ", ".join("?" if extent is None else str(extent) for extent in self.shape)
         return f"({inside},)" if len(self.shape) == 1 else f"({inside})"
 
@@ -66,7 +71,7 @@ def as_array(info: TensorInfo, value: Any) -> Array:
     expected = numpy_dtype(info.dtype)
     if array.dtype != expected:
         raise InputError(f"input {info.name!r}: expected dtype {info.dtype}, got {array.dtype}")
-    if array.ndim != len(info.shape):
+    if info.shape is not None and array.ndim != len(info.shape):
         raise InputError(
             f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got shape {array.shape}"
         )
@@ -94,7 +99,9 @@ def check_shapes(inputs: Sequence[TensorInfo], shapes: Sequence[Shape]) -> None:
     """InputError where a shape contradicts a declared extent, or two dims of one name differ."""
     seen: dict[str, tuple[int, str]] = {}
     for info, shape in zip(inputs, shapes, strict=True):
-        for axis, (declared, extent) in enumerate(zip(info.shape, shape, strict=True)):
+        for axis, (declared, extent) in enumerate(
+            zip(info.shape or (None,) * len(shape), shape, strict=True)
+        ):
             if isinstance(declared, int) and extent != declared:
                 raise InputError(
                     f"input {info.name!r}: expected shape {info.dims}, got {shape}: dim {axis} is {extent}"

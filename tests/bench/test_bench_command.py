@@ -85,6 +85,7 @@ def test_a_model_needs_its_dynamic_dims(tmp_path: Path, capsys: pytest.CaptureFi
         (["--conv", "n=1"], "missing in 'n=1'"),
         (["--conv", SMALL, "--against", "tensorrt"], "--against tensorrt: expected some of onnxruntime"),
         (["--conv", SMALL, "--batch", "2"], "--batch goes with --suite and --network only"),
+        ([""], "IN.onnx is empty"),
         (["--conv", SMALL, "--shape", "x:1"], "--shape goes with a model only"),
         (["--conv", SMALL, "--startup"], "--startup goes with IN.onnx, --network and --models only"),
         (["--conv", SMALL, "--seconds", "0"], "expected more than 0"),

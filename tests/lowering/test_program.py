@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -192,3 +194,14 @@ def test_nodes_without_names() -> None:
     module = convopt.optimize(model, threads=1)
     assert [line.split("(")[1].split(")")[0] for line in fallbacks(module)] == ["Asinh"]
     assert isinstance(model, ir.Model)
+
+
+def test_an_output_of_undeclared_rank(tmp_path: Path) -> None:
+    """What only a run tells is shown as such, and an artifact keeps it."""
+    model = parse(UNKNOWN["a backbone, then a Gather"])
+    model.graph.outputs[-1].shape = None
+    module = convopt.optimize(model, threads=1)
+    module.save(tmp_path / "m.convopt")
+    for known in (module, convopt.load(tmp_path / "m.convopt")):
+        assert known.outputs[-1].shape is None
+        assert f"output {known.outputs[-1].name}: {known.outputs[-1].dtype} (...)" in known.summary()
