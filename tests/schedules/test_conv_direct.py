@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from convopt.schedules.conv_direct import DirectConv
-from convopt.schedules.conv_problem import ConvProblem, pack_weight
-from convopt.targets import CpuTarget, host_cpu
+from convopt.schedules.conv_problem import pack_weight
+from convopt.targets import CpuTarget
 from tests.fenced_kernels import FencedKernels, FencedOperand, flat
 from tests.schedules.conv_cases import (
     FMA,
     FULL,
+    HOST,
     IMAGE,
     PIXEL,
     PLANAR,
@@ -22,17 +23,12 @@ from tests.schedules.conv_cases import (
     ROW,
     SCALAR,
     SUM_RELU,
+    TARGETS,
     Case,
     Data,
+    check,
+    instances,
 )
-
-HOST = host_cpu()
-# The same machine as if its vectors were narrower or wider: LLVM splits what is too wide.
-TARGETS = {
-    "host": HOST,
-    "4 lanes": replace(HOST, vector_bytes=16, vector_registers=16, fma_from_memory=False),
-    "16 lanes": replace(HOST, vector_bytes=64, vector_registers=32, fma_from_memory=True),
-}
 
 # Channels 1, 3, 17, 33; features 1, 4, 27, 33, 64; widths 1, 5, 7, 14, 31: every tail of M, N and K appears.
 CASES = {
@@ -111,30 +107,17 @@ CASES = {
 }
 
 
-def instances(problem: ConvProblem, target: CpuTarget) -> list[DirectConv]:
-    return [s for s in DirectConv.space(problem, target) if s.why_not(problem, target) is None]
-
-
-def sample(problem: ConvProblem, target: CpuTarget, offset: int, most: int) -> list[DirectConv]:
+def sample(case: Case, target: CpuTarget, offset: int, most: int) -> list[DirectConv]:
     """A few instances; the offset moves through all of them from case to case."""
-    everything = instances(problem, target)
+    everything = instances(DirectConv, case, target)
     step = -(-len(everything) // most)
     return everything[offset % step :: step]
-
-
-def check(name: str, schedules: list[DirectConv], target: CpuTarget, folder: Path) -> None:
-    data, problem = Data.draw(CASES[name]), CASES[name].problem
-    kernels = FencedKernels([(s, problem) for s in schedules], target, folder)
-    for number, schedule in enumerate(schedules):
-        packed = schedule.pack(problem, target, data.weight, data.bias)
-        for at_end in (False, True):
-            data.check(kernels, number, packed, at_end)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", CASES)
 def test_some_instances(name: str, tmp_path: Path) -> None:
-    check(name, sample(CASES[name].problem, HOST, list(CASES).index(name) * 5, 3), HOST, tmp_path)
+    check(CASES[name], sample(CASES[name], HOST, list(CASES).index(name) * 5, 3), HOST, tmp_path)
 
 
 @pytest.mark.kernels
@@ -142,7 +125,7 @@ def test_some_instances(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["3x3 33->33", "1x1 s2 into a slot", "panels, a tail, groups"])
 def test_other_vector_widths(name: str, lanes: str, tmp_path: Path) -> None:
     target = TARGETS[lanes]
-    check(name, sample(CASES[name].problem, target, 7, 2), target, tmp_path)
+    check(CASES[name], sample(CASES[name], target, 7, 2), target, tmp_path)
 
 
 @pytest.mark.slow
@@ -152,7 +135,7 @@ def test_other_vector_widths(name: str, lanes: str, tmp_path: Path) -> None:
 def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
     """All for this machine, an eighth of them or so for the other widths."""
     most = 999 if lanes == "host" else 8
-    check(name, sample(CASES[name].problem, TARGETS[lanes], 0, most), TARGETS[lanes], tmp_path)
+    check(CASES[name], sample(CASES[name], TARGETS[lanes], 0, most), TARGETS[lanes], tmp_path)
 
 
 @pytest.mark.kernels
@@ -161,17 +144,17 @@ def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
 def test_any_chunks(chunks: tuple[int, int], flat: bool, tmp_path: Path) -> None:
     """Chunks that don't divide the work, of one unit, and larger than all of it."""
     name, (features, rows) = "groups 2", chunks
-    check(name, [DirectConv(3, 1, 17, flat, features, rows)], HOST, tmp_path)
+    check(CASES[name], [DirectConv(3, 1, 17, flat, features, rows)], HOST, tmp_path)
 
 
 def test_the_samples_cover_the_forms() -> None:
     """Flat and by rows, in one panel and in several, with every number of vectors."""
     found = set()
     for index, case in enumerate(CASES.values()):
-        for s in sample(case.problem, TARGETS["host"], index * 5, 3):
+        for s in sample(case, HOST, index * 5, 3):
             found |= {("vectors", s.vectors), ("form", s.flat, s.channel_block < case.channels)}
     assert {n for kind, n, *_ in found if kind == "vectors"} == {
-        s.vectors for case in CASES.values() for s in instances(case.problem, TARGETS["host"])
+        s.vectors for case in CASES.values() for s in instances(DirectConv, case, HOST)
     }
     assert {tuple(form) for kind, *form in found if kind == "form"} == {
         (False, False),
