@@ -54,6 +54,26 @@ class ConvCase:
         return 2 * self.n * height * width * self.k * (self.c // self.groups) * self.r * self.s
 
     @property
+    def nbytes(self) -> int:
+        """Input, weight and output once each, in float32: no cache can do with less."""
+        height, width = self.output_size
+        weight = self.k * (self.c // self.groups) * self.r * self.s
+        return 4 * (self.n * self.c * self.h * self.w + weight + self.n * self.k * height * width)
+
+    @property
+    def kind(self) -> str:
+        """The class of convolutions that it is summarised with: what decides how fast engines are on it."""
+        if self.groups > 1:
+            return "depthwise" if self.groups == self.c == self.k else "grouped"
+        if (self.r, self.s) == (1, 1):
+            return "1x1"
+        if self.k <= 32:
+            return "up to 8 output channels" if self.k <= 8 else "9 to 32 output channels"
+        if (self.r, self.s, self.stride, self.dilation) == (3, 3, 1, 1):
+            return "3x3 s1, 64 to 256 channels" if 64 <= self.c <= 256 else "3x3 s1, others"
+        return "others"
+
+    @property
     def text(self) -> str:
         """The form that `parse_case` reads; dilation and groups only where they are not 1."""
         optional = {"dilation", "groups"}

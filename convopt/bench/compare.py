@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convopt.bench.cases import ConvCase, Layout, conv_model
-from convopt.bench.engines import Engine, Settings, Unavailable, onnxruntime_call
+from convopt.bench.engine import Engine, Settings, Unavailable
+from convopt.bench.engines import onnxruntime_call
 from convopt.bench.protocol import Timing, time_in_turn
 from convopt.errors import ConvoptError, ModelError
 from convopt.passes.check import relative_error
@@ -34,7 +35,7 @@ class CaseResult:
 
     name: str
     count: int  # how often the case occurs in its suite
-    flop: int | None
+    case: ConvCase | None  # None for whole models
     end_to_end: Mapping[str, EngineResult]
     native: Mapping[str, EngineResult] = field(default_factory=dict)
 
@@ -113,7 +114,7 @@ def compare_case(
 
     end_to_end = race({name: ("NCHW",) for name in engines})
     native = race({name: engine.layouts for name, engine in engines.items()})
-    return CaseResult(case.text, count, case.flop, end_to_end, native)
+    return CaseResult(case.text, count, case, end_to_end, native)
 
 
 @dataclass(frozen=True)

@@ -1,64 +1,22 @@
-"""The engines that bench compares: each makes, from one static ONNX model, a call ready to be timed.
+"""The engines that bench compares.
 
 An engine that can't take part says why (`Unavailable`); the run goes on without it and the report names it.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from convopt.bench.cases import Layout
+from convopt.bench.engine import Engine, Prepared, Settings, Unavailable, installed_version
+from convopt.bench.torch_engines import Inductor, Torch
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx
 
+    from convopt.bench.engine import Arrays
     from convopt.runtime.module import CompiledModule
-
-    Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-class Unavailable(Exception):
-    """The engine can't run this; the text says why."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all engines of a run are given alike."""
-
-    threads: int
-    precision: str  # fp32, bf16 or fp16: what an engine may compute with inside
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """`call()` is what gets timed; `outputs()` copies the last call's results, in the model's order."""
-
-    call: Callable[[], object]
-    outputs: Callable[[], list[np.ndarray[Any, Any]]]
-
-
-class Engine(Protocol):
-    """`layouts`: how a single conv's input and output may lie in memory; the faster one counts."""
-
-    name: str
-    layouts: tuple[Layout, ...]
-
-    def version(self) -> str:
-        """Raises Unavailable where the engine isn't installed."""
-        ...
-
-    def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared: ...
-
-
-def _installed_version(package: str) -> str:
-    if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise Unavailable(f"{package} is not installed")
-    return importlib.metadata.version(package)
 
 
 class Convopt:
@@ -99,7 +57,7 @@ class OnnxRuntime:
     layouts: tuple[Layout, ...] = ("NCHW",)
 
     def version(self) -> str:
-        return _installed_version("onnxruntime")
+        return installed_version("onnxruntime")
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         if settings.precision != "fp32":
@@ -143,7 +101,7 @@ class OpenVino:
     layouts: tuple[Layout, ...] = ("NCHW", "NHWC")
 
     def version(self) -> str:
-        return _installed_version("openvino")
+        return installed_version("openvino")
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         import openvino as ov
@@ -169,52 +127,5 @@ class OpenVino:
         )
 
 
-class Torch:
-    """Eager torch for a single conv: inference_mode, channels_last inside.
-
-    Whole networks would go through inductor with freezing, but torch reads no ONNX files: they are refused.
-    """
-
-    name = "torch"
-    layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        return _installed_version("torch")
-
-    def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
-        import numpy as np
-        import torch
-        from onnx import helper, numpy_helper
-
-        convs = [node for node in model.graph.node if node.op_type != "Transpose"]
-        if [node.op_type for node in convs] != ["Conv"] or len(inputs) != 1:
-            raise Unavailable("torch reads no ONNX files; it takes part in --conv and --suite only")
-        attributes = {a.name: helper.get_attribute_value(a) for a in convs[0].attribute}
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
-        torch.set_num_threads(settings.threads)
-        weight_array = numpy_helper.to_array(model.graph.initializer[0])
-        weight = torch.from_numpy(weight_array.copy()).to(dtype, memory_format=torch.channels_last)
-        channels_last_io = len(convs) != len(model.graph.node)
-        x = torch.from_numpy(next(iter(inputs.values())))
-        if channels_last_io:
-            x = x.permute(0, 3, 1, 2)  # a view: N x C x H x W over channels-last memory
-        result: list[Any] = [None]
-
-        def call() -> None:
-            with torch.inference_mode():
-                y = torch.nn.functional.conv2d(
-                    x.to(dtype, memory_format=torch.channels_last),
-                    weight,
-                    stride=attributes["strides"],
-                    padding=attributes["pads"][:2],
-                    dilation=attributes["dilations"],
-                    groups=attributes["group"],
-                )
-                y = y.float()
-                result[0] = y.permute(0, 2, 3, 1) if channels_last_io else y.contiguous()
-
-        return Prepared(call, lambda: [np.ascontiguousarray(result[0].numpy())])
-
-
-ENGINES: dict[str, Engine] = {e.name: e for e in (Convopt(), OnnxRuntime(), OpenVino(), Torch())}
+ENGINES: dict[str, Engine] = {e.name: e for e in (Convopt(), OnnxRuntime(), OpenVino(), Torch(), Inductor())}
 PEERS: Sequence[str] = tuple(name for name in ENGINES if name != "convopt")

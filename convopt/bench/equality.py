@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from convopt.bench.compare import max_error
-from convopt.bench.engines import Unavailable, onnxruntime_call
+from convopt.bench.engine import Unavailable
+from convopt.bench.engines import onnxruntime_call
 from convopt.bench.inputs import bind_inputs
 from convopt.errors import InputError, VerificationError
 from convopt.ir.values import dims_of

@@ -43,19 +43,19 @@ def measure_peak(target: CpuTarget, threads: int) -> float | str:
         run = loaded.convopt_fma_chains
         run.argtypes, run.restype = [ctypes.c_long], ctypes.c_float
         flop = STEPS * ctypes.c_long.in_dll(loaded, "convopt_flop_per_step").value
-        return flop * threads / _best_seconds(lambda: run(STEPS), threads) / 1e9
+        return flop * threads / _best_seconds(lambda _: run(STEPS), threads, ROUNDS) / 1e9
 
 
-def _best_seconds(work: Callable[[], object], threads: int) -> float:
-    """The shortest time of one piece of work while every thread does one, on the slowest thread."""
+def _best_seconds(work: Callable[[int], object], threads: int, rounds: int) -> float:
+    """The shortest time of work(thread) while every thread does its own, on the slowest thread."""
     barrier = threading.Barrier(threads)
     best = [float("inf")] * threads
 
     def body(thread: int) -> None:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             barrier.wait()
             start = time.perf_counter()
-            work()
+            work(thread)
             best[thread] = min(best[thread], time.perf_counter() - start)
 
     workers = [threading.Thread(target=body, args=(i,)) for i in range(threads)]
@@ -66,15 +66,14 @@ def _best_seconds(work: Callable[[], object], threads: int) -> float:
     return max(best)
 
 
-def measure_bandwidth(megabytes: int = 256, rounds: int = 5) -> float:
-    """GB/s of a copy through memory on one core (bytes read and bytes written both count), the best round."""
+def measure_bandwidth(threads: int = 1, megabytes: int = 256, rounds: int = 5) -> float:
+    """GB/s of a copy through memory on `threads` cores at once, each its own part of `megabytes`.
+
+    Bytes read and bytes written both count; the best round of the slowest thread.
+    """
     import numpy as np
 
-    source = np.ones(megabytes << 18, np.float32)
+    source = np.ones((threads, (megabytes << 18) // threads), np.float32)
     sink = np.zeros_like(source)
-    best = float("inf")
-    for _ in range(rounds):
-        start = time.perf_counter()
-        np.copyto(sink, source)
-        best = min(best, time.perf_counter() - start)
-    return 2 * source.nbytes / best / 1e9
+    seconds = _best_seconds(lambda thread: np.copyto(sink[thread], source[thread]), threads, rounds)
+    return 2 * source.nbytes / seconds / 1e9

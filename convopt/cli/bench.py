@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convopt.bench.networks import NETWORKS
@@ -26,7 +27,8 @@ from convopt.errors import InputError
 if TYPE_CHECKING:
     from convopt.bench.whole_models import WholeModel
 
-PEERS = ("onnxruntime", "openvino", "torch")
+PEERS = ("onnxruntime", "openvino", "torch", "inductor")
+SUITE_SECONDS = 0.2  # of the tens of cases of a suite
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +54,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=positive, help="of a network or of a suite's convolutions")
     parser.add_argument(
+        "--max-batch", type=positive, help="of a suite's convolutions: larger ones are cut to it"
+    )
+    parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of an input of IN.onnx"
     )
     parser.add_argument(
@@ -70,11 +75,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=2.0,
-        help="time for each engine, case and layout (default: %(default)s)",
+        help=f"time for each engine, case and layout (default: 2; --suite: {SUITE_SECONDS})",
     )
     parser.add_argument(
         "-o", "--output", metavar="OUT.json", help="write the JSON document into this file too"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the cases that are in OUT.json and measure the others"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="DIR",
+        help="write SVG files there: ratio of each case, roofline (needs matplotlib: convopt[plot])",
     )
 
 
@@ -91,14 +103,21 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
 
     output = output_path(arguments.output, (".json",)) if arguments.output else None
     _check(arguments)
+    if arguments.plot:
+        from convopt.bench.plots import require_matplotlib
+
+        require_matplotlib()
     if arguments.overhead:
         made = _overhead(arguments.threads or (1, 2), progress)
     else:
         threads = arguments.threads or (usable_cores(),)
         made = (_startup if arguments.startup else _compare)(arguments, threads, progress)
+    if arguments.plot:
+        from convopt.bench.plots import write_plots
+
+        made["plots"] = [str(path) for path in write_plots(made, Path(arguments.plot))]
     if output:
-        with written_whole(output) as temporary:
-            temporary.write_text(json.dumps(made, indent=2, allow_nan=False) + "\n")
+        _write(made, output)
     return made
 
 
@@ -106,12 +125,20 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raises InputError for options that don't go together."""
     if unknown := [name for name in _peers(arguments) if name not in PEERS]:
         raise InputError(f"--against {unknown[0]}: expected some of {', '.join(PEERS)}")
-    if not arguments.seconds > 0:
+    if arguments.seconds is not None and not arguments.seconds > 0:
         raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
     if arguments.model == "":
         raise InputError("IN.onnx is empty; expected a file's name")
     if arguments.batch is not None and not (arguments.suite or arguments.network):
         raise InputError("--batch goes with --suite and --network only")
+    if arguments.max_batch is not None and not arguments.suite:
+        raise InputError("--max-batch goes with --suite only")
+    if (arguments.resume or arguments.plot) and (arguments.startup or arguments.overhead):
+        raise InputError("--resume and --plot go with comparisons, not with --startup and --overhead")
+    if arguments.resume and not arguments.output:
+        raise InputError("--resume wants -o OUT.json, the file to go on with")
+    if arguments.plot and not Path(arguments.plot).is_dir():
+        raise InputError(f"--plot {arguments.plot}: there is no such folder")
     if arguments.shape and not arguments.model:
         raise InputError("--shape goes with a model only")
     if arguments.startup and not (arguments.model or arguments.network or arguments.models):
@@ -135,27 +162,28 @@ def _whole_models(arguments: argparse.Namespace) -> Sequence[WholeModel]:
 
 def _compare(arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress) -> Document:
     from convopt.bench.cases import parse_case
-    from convopt.bench.compare import CaseResult, compare_case, compare_model
-    from convopt.bench.engines import ENGINES, Settings
-    from convopt.bench.results import document, run_of
+    from convopt.bench.comparison import Comparison, read_earlier
+    from convopt.bench.engines import ENGINES
 
-    engines = {name: ENGINES[name] for name in ("convopt", *_peers(arguments))}
-    settings = [Settings(count, arguments.precision) for count in threads]
-    results: list[list[CaseResult]] = [[] for _ in threads]
-    models = _whole_models(arguments)
-    for done, whole in enumerate(models):
-        progress(whole.name, done, len(models))
-        model, inputs = whole.read()
-        for setting, found in zip(settings, results, strict=True):
-            found.append(compare_model(whole.name, model, inputs, engines, setting, arguments.seconds))
     cases: Suite = ((parse_case(arguments.conv), 1),) if arguments.conv else ()
-    cases = suite(arguments.suite, arguments.batch) if arguments.suite else cases
-    for done, (case, count) in enumerate(cases):
-        progress(case.text, done, len(cases))
-        for setting, found in zip(settings, results, strict=True):
-            found.append(compare_case(case, count, engines, setting, arguments.seconds))
-    runs = [run_of(count, found) for count, found in zip(threads, results, strict=True)]
-    return document(runs, engines, arguments.precision)
+    if arguments.suite:
+        cases = suite(arguments.suite, arguments.batch, arguments.max_batch)
+    seconds = arguments.seconds or (SUITE_SECONDS if arguments.suite else 2.0)
+    engines = {name: ENGINES[name] for name in ("convopt", *_peers(arguments))}
+    output = Path(arguments.output) if arguments.output else None
+    earlier = read_earlier(output) if output and arguments.resume else None
+    return Comparison(engines, threads, arguments.precision, seconds).run(
+        _whole_models(arguments),
+        cases,
+        earlier,
+        progress,
+        after_case=lambda made: _write(made, output) if output else None,
+    )
+
+
+def _write(made: Document, output: Path) -> None:
+    with written_whole(output) as temporary:
+        temporary.write_text(json.dumps(made, indent=2, allow_nan=False) + "\n")
 
 
 def _startup(arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress) -> Document:

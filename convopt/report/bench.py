@@ -20,6 +20,8 @@ def show_bench(document: dict[str, Any]) -> None:
         print_line(", ".join(f"{name} {version or '(missing)'}" for name, version in versions))
         for run in document["runs"]:
             _show_run(run, list(document["versions"]), document["precision"])
+        for path in document.get("plots", ()):
+            print_line(f"wrote {path}")
 
 
 def _show_run(run: dict[str, Any], engines: list[str], precision: str) -> None:
@@ -28,6 +30,7 @@ def _show_run(run: dict[str, Any], engines: list[str], precision: str) -> None:
     print_line(
         f"{_threads(run['threads'])}, {precision}; FMA peak "
         + (f"{peak:.0f} GFLOP/s" if peak else f"not measured: {run['peak_refused']}")
+        + f", memory {run['bandwidth_gbs']:.0f} GB/s"
     )
     for kind, title in (("native", "native layouts"), ("end_to_end", "end to end, NCHW")):
         if any(case[kind] for case in run["cases"]):
@@ -36,12 +39,18 @@ def _show_run(run: dict[str, Any], engines: list[str], precision: str) -> None:
         for name, result in (case[kind] or {}).items():
             if result["refused"]:
                 print_line(f"{name} took no part in {case['name']} ({kind}): {result['refused']}")
-    mean, least = run["geomean_ratio_to_best_peer"], run["least_ratio_to_best_peer"]
-    if mean is not None:
-        print_line(
-            f"ratio to the best peer, {_threads(run['threads'])}: "
-            f"geometric mean {mean:.2f}, least {least:.2f}"
-        )
+    for kind, found in run["kinds"].items():
+        if len(run["kinds"]) > 1 and found["geomean_ratio_to_best_peer"] is not None:
+            print_line(f"{kind}: {_summary(found)}")
+    if run["behind"]:
+        print_line("behind the best peer: " + "; ".join(map(_compact, run["behind"])))
+    if run["geomean_ratio_to_best_peer"] is not None:
+        print_line(f"ratio to the best peer, {_threads(run['threads'])}: {_summary(run)}")
+
+
+def _summary(found: dict[str, Any]) -> str:
+    mean, least = found["geomean_ratio_to_best_peer"], found["least_ratio_to_best_peer"]
+    return f"geometric mean {mean:.2f}, least {least:.2f}"
 
 
 def _show_kind(run: dict[str, Any], kind: str, title: str, engines: list[str]) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convopt.bench import engines
+from convopt.bench import engine, engines
 from convopt.bench.cases import ConvCase, conv_model
-from convopt.bench.engines import ENGINES, Settings, Unavailable
+from convopt.bench.engine import Prepared, Settings, Unavailable
+from convopt.bench.engines import ENGINES
 from convopt.bench.peak import measure_bandwidth, measure_peak
 from convopt.cli import bench
 from convopt.cli.main import main
@@ -59,7 +60,7 @@ def test_a_missing_peer_is_named_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        engines.importlib.util, "find_spec", lambda name: None if name == "torch" else object()
+        engine.importlib.util, "find_spec", lambda name: None if name == "torch" else object()
     )
     assert main(["bench", "--conv", SMALL, "--seconds", "0.02", "--against", "torch,onnxruntime"]) == 0
     shown = capsys.readouterr().out
@@ -106,7 +107,7 @@ def test_a_wrong_result_of_an_engine_shows_as_its_error(
 ) -> None:
     def doubled(self, model, inputs, settings):
         right = engines.onnxruntime_call(model, inputs, 1, optimize=False)
-        return engines.Prepared(right.call, lambda: [2 * y for y in right.outputs()])
+        return Prepared(right.call, lambda: [2 * y for y in right.outputs()])
 
     monkeypatch.setattr(engines.Convopt, "prepare", doubled)
     assert main(["bench", "--conv", SMALL, "--seconds", "0.02", "--json"]) == 0

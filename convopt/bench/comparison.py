@@ -1,0 +1,88 @@
+"""Whole comparisons: models and convolutions through all engines, at each number of threads, resumable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from convopt.bench.cases import ConvCase
+from convopt.bench.compare import CaseResult, compare_case, compare_model
+from convopt.bench.engine import Engine, Settings
+from convopt.bench.results import case_document, document, earlier_cases, measure_limits, run_document
+from convopt.bench.suites import Suite
+from convopt.bench.whole_models import WholeModel
+from convopt.errors import InputError
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared; `seconds` is the time for each engine, case and layout."""
+
+    engines: dict[str, Engine]
+    threads: Sequence[int]
+    precision: str
+    seconds: float
+
+    def run(
+        self,
+        models: Sequence[WholeModel],
+        cases: Suite,
+        earlier: dict[str, Any] | None = None,
+        progress: Callable[[str, int, int], None] = lambda *_: None,
+        after_case: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        """The finished document; `after_case` gets the one so far. Cases that are in `earlier` are kept.
+
+        Raises:
+            InputError: `earlier` does not belong to this comparison.
+        """
+        limits = [measure_limits(count) for count in self.threads]
+        found: dict[int, list[dict[str, Any]]] = {count: [] for count in self.threads}
+        known = {} if earlier is None else earlier_cases(earlier, self._document([]))
+
+        def so_far() -> dict[str, Any]:
+            return self._document([run_document(limit, found[limit.threads]) for limit in limits])
+
+        works = [(whole.name, partial(self._model, whole)) for whole in models]
+        works += [(case.text, partial(self._case, case, count)) for case, count in cases]
+        for done, (name, prepare) in enumerate(works):
+            progress(name, done, len(works))
+            kept = [known.get((count, name)) for count in self.threads]
+            measure = None if all(kept) else prepare()
+            for count, old in zip(self.threads, kept, strict=True):
+                if old is not None:
+                    found[count].append(old)
+                elif measure is not None:
+                    found[count].append(case_document(measure(Settings(count, self.precision))))
+                    after_case(so_far())
+        return so_far()
+
+    def _model(self, whole: WholeModel) -> Callable[[Settings], CaseResult]:
+        model, inputs = whole.read()
+        return lambda settings: compare_model(whole.name, model, inputs, self.engines, settings, self.seconds)
+
+    def _case(self, case: ConvCase, count: int) -> Callable[[Settings], CaseResult]:
+        return lambda settings: compare_case(case, count, self.engines, settings, self.seconds)
+
+    def _document(self, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return document(runs, self.engines, self.precision, self.seconds)
+
+
+def read_earlier(path: Path) -> dict[str, Any] | None:
+    """The document in the file, None where there is no file.
+
+    Raises:
+        InputError: the file holds no comparison.
+    """
+    if not path.exists():
+        return None
+    try:
+        earlier = json.loads(path.read_text())
+        earlier["runs"][0]["cases"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(f"--resume: {path} is no document of convopt bench with cases") from error
+    return dict(earlier)

@@ -1,0 +1,56 @@
+"""What an engine of bench is: it makes, from one static ONNX model, a call ready to be timed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from convopt.bench.cases import Layout
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Unavailable(Exception):
+    """The engine can't run this; the text says why."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all engines of a run are given alike."""
+
+    threads: int
+    precision: str  # fp32, bf16 or fp16: what an engine may compute with inside
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`call()` is what gets timed; `outputs()` copies the last call's results, in the model's order."""
+
+    call: Callable[[], object]
+    outputs: Callable[[], list[np.ndarray[Any, Any]]]
+
+
+class Engine(Protocol):
+    """`layouts`: how a single conv's input and output may lie in memory; the faster one counts."""
+
+    name: str
+    layouts: tuple[Layout, ...]
+
+    def version(self) -> str:
+        """Raises Unavailable where the engine isn't installed."""
+        ...
+
+    def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared: ...
+
+
+def installed_version(package: str) -> str:
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise Unavailable(f"{package} is not installed")
+    return importlib.metadata.version(package)
