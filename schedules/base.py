@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from convopt.targets import Target
+    from convopt.targets import GpuTarget, Target
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,14 @@ class TensorView:
     """How a kernel sees one operand: element [i0, i1, ...] is at pointer + sum(i * stride), in elements.
 
     A broadcast dimension has stride 0. The pointer is that of element 0, wherever in a buffer it lies.
+    alignment: what that pointer is a multiple of, in bytes; GPU kernels choose the width of their loads by
+    it, CPU kernels assume nothing.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str = "float32"
+    alignment: int = 16
 
     @property
     def size(self) -> int:
@@ -76,4 +79,33 @@ class Schedule(Protocol):
 
     def apply(self, problem: Any, target: Target, symbol: str) -> Any:
         """The tvm PrimFunc (see `schedules.primitives.emit.kernel`)."""
+        ...
+
+
+class GpuSchedule(Protocol):
+    """A kernel family for GPUs; an instance is one configuration, as for `Schedule`.
+
+    `apply` gives the device functions that are launched one after the other, named symbol_0, symbol_1, ...
+    Each is complete (see `primitives.gpu_emit.device_kernel`): thread bindings by `launch_thread`, barriers,
+    shared memory and vectors explicit, so that code generation adds nothing; `calling_conv` says so. All of
+    them have the same parameters, p0, p1, ...: the operands in the order of the kernel call, which is inputs,
+    then the workspace where `workspace_bytes` is not 0, then the outputs.
+    """
+
+    name: ClassVar[str]
+
+    def why_not(self, problem: Any, target: GpuTarget) -> str | None: ...
+
+    def cost(self, problem: Any, target: GpuTarget) -> Estimate: ...
+
+    def workspace_bytes(self, problem: Any, target: GpuTarget) -> int:
+        """Global memory that the functions pass partial results in; its contents before do not matter."""
+        ...
+
+    def shared_bytes(self, problem: Any, target: GpuTarget) -> int:
+        """Shared memory of a block, exactly what the compiler reports: the most of all the functions."""
+        ...
+
+    def apply(self, problem: Any, target: GpuTarget, symbol: str) -> tuple[Any, ...]:
+        """The tvm PrimFuncs."""
         ...

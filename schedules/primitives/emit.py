@@ -64,14 +64,17 @@ def splat(value: Any, lanes: int) -> Any:
     return value if lanes == 1 else T.Broadcast(value, lanes)
 
 
-def register(lanes: int, dtype: str = "float32") -> Any:
-    """A vector that LLVM keeps in a register: scope "local" would become a heap workspace."""
-    return T.alloc_buffer((lanes,), dtype, scope="global", layout=None)
+def register(lanes: int, dtype: str = "float32", scope: str = "global") -> Any:
+    """A vector that the compiler keeps in a register.
+
+    On a CPU scope "local" would become a heap workspace; on a GPU it is what a thread's own variables have.
+    """
+    return T.alloc_buffer((lanes,), dtype, scope=scope, layout=None)
 
 
-def hold(value: Any, lanes: int, dtype: str = "float32") -> Any:
+def hold(value: Any, lanes: int, dtype: str = "float32", scope: str = "global") -> Any:
     """`value`, computed once, to be used several times."""
-    slot = register(lanes, dtype)
+    slot = register(lanes, dtype, scope)
     T.buffer_store(slot, value, [lanes_at(0, lanes)])
     return slot[lanes_at(0, lanes)]
 

@@ -29,12 +29,15 @@ ROUND_TO_INTEGER = 12582912.0  # 1.5 * 2**23: x + this has round(x) in its low m
 ROUND_BITS = 0x4B400000  # its bits
 
 
-def emit(expression: Expression, inputs: Sequence[Any], lanes: int) -> list[Any]:
-    """The results as float32 vectors of `lanes` lanes, from as many float32 vectors."""
+def emit(expression: Expression, inputs: Sequence[Any], lanes: int, scope: str = "global") -> list[Any]:
+    """The results as float32 vectors of `lanes` lanes, from as many float32 vectors.
+
+    scope: of what is computed once, "local" in a GPU kernel (see `emit.register`).
+    """
     if len(inputs) != expression.inputs:
         raise ValueError(f"{len(inputs)} inputs for an expression of {expression.inputs}")
     uses = [a for op in expression.ops for a in op.args]
-    math = VectorMath(lanes)
+    math = VectorMath(lanes, scope)
     values = [math.hold(x) if uses.count(i) > 1 else x for i, x in enumerate(inputs)]
     for op in expression.ops:
         value = math.apply(op, [values[a] for a in op.args])
@@ -48,8 +51,8 @@ class VectorMath:
     An argument may be used several times inside: pass a held value, not a tree of operations.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: int, scope: str = "global") -> None:
+        self.lanes, self.scope = lanes, scope
         self.float_type = "float32" if lanes == 1 else f"float32x{lanes}"
         self.int_type = "int32" if lanes == 1 else f"int32x{lanes}"
 
@@ -64,7 +67,7 @@ class VectorMath:
         return splat(T.float32(value), self.lanes)
 
     def hold(self, value: Any) -> Any:
-        return hold(value, self.lanes)
+        return hold(value, self.lanes, scope=self.scope)
 
     def bits(self, x: Any) -> Any:
         return T.reinterpret(self.int_type, x)
@@ -195,7 +198,7 @@ class VectorMath:
         return self.hold(p), self.hold_int(self.bits(shifted) - self.int(ROUND_BITS))
 
     def hold_int(self, value: Any) -> Any:
-        return hold(value, self.lanes, "int32")
+        return hold(value, self.lanes, "int32", self.scope)
 
     def _power_of_two(self, n: Any) -> Any:
         """2**n for -127 < n < 128; infinity for 128."""

@@ -1,0 +1,291 @@
+"""Convolution as an implicit GEMM on GPUs: tiles of pixels by channels, the im2col view made while loading.
+
+    grid (tiles in swizzled order, groups, parts of the reduction)
+      per tile of the reduction, `stages` tiles deep in shared memory:
+        A[block_m, block_k] from the input by im2col's arithmetic, B[block_n, block_k] from packed weights
+        accumulators += A @ B.T        (multiply-adds, or a matrix unit)
+      epilogue, through shared memory or directly; or partial sums, and a second kernel
+
+Every primitive is a field and can be switched off alone: swizzle (1, 1), split_k 1, pad (0, 0, 0), stages 1,
+vector 1, epilogue "direct".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from convopt.schedules.base import Estimate, TensorView
+from convopt.schedules.conv_problem import Array, ConvProblem
+from convopt.schedules.primitives.occupancy import Launch
+from convopt.schedules.primitives.shared_tile import SharedTile
+from convopt.schedules.primitives.simt import SimtTile
+from convopt.schedules.primitives.split_k import (
+    Parts,
+    partial_elements,
+    reduce_kernel,
+    workspace_view,
+    zero_kernel,
+)
+from convopt.schedules.primitives.swizzle import TileOrder
+from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
+
+if TYPE_CHECKING:
+    from convopt.targets import GpuTarget
+
+DTYPES = ("float32", "float16", "bfloat16")
+MOST_INDEX = 2**31 - 1  # indices are int32
+ADDRESS_REGISTERS = 32  # per thread: addresses, loop counters, values on their way to shared memory
+L2_BYTES_PER_CLOCK = 64  # that a CU gets from L2: one line of a NVIDIA or CDNA part
+LAUNCH_SECONDS = 4e-6
+
+
+@dataclass(frozen=True)
+class ImplicitGemm:
+    """One configuration. Tiles in elements; part_m x part_n: of a thread (multiply-adds) or of a wave.
+
+    unit: "simt" or a matrix unit's name. pad: unused elements behind each row of A's, B's and the epilogue's
+    shared tile. vector: bytes that a load may take. down: see `SharedTile`, for A and B.
+    """
+
+    name: ClassVar[str] = "implicit_gemm"
+    block_m: int
+    block_n: int
+    block_k: int
+    part_m: int
+    part_n: int
+    stages: int = 2
+    split_k: int = 1
+    swizzle: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int] = (0, 0, 0)
+    down: tuple[int, int] = (1, 1)
+    unit: str = "simt"
+    atomic: bool = False
+    async_copy: bool = False
+    epilogue: str = "shared"
+    vector: int = 16
+
+    # What follows from the configuration and the problem
+
+    def math(self, problem: ConvProblem) -> Any:
+        size = ITEMSIZE[problem.x.dtype]
+        vector = min(4, 16 // size)
+        while (
+            self.block_k % vector
+            or (self.block_k + self.pad[0]) % vector
+            or (self.block_k + self.pad[1]) % vector
+        ):
+            vector //= 2
+        return SimtTile(self.block_m, self.block_n, self.part_m, self.part_n, vector)
+
+    def tiles(self, problem: ConvProblem) -> tuple[SharedTile, SharedTile]:
+        """The shared tiles of A and B."""
+        threads = self.math(problem).threads
+        size = ITEMSIZE[problem.x.dtype]
+        widths = (access_width(problem.x, 5, self.vector), self.vector // size or 1)
+        a, b = (
+            SharedTile(rows, self.block_k, pad, min(width, self.block_k), down, threads)
+            for rows, pad, width, down in zip(
+                (self.block_m, self.block_n), self.pad, widths, self.down, strict=False
+            )
+        )
+        return a, b
+
+    def order(self, problem: ConvProblem) -> TileOrder:
+        return TileOrder(
+            -(-problem.pixels // self.block_m), -(-problem.features // self.block_n), self.swizzle
+        )
+
+    def parts(self, problem: ConvProblem) -> Parts:
+        return Parts(-(-problem.taps * problem.channels // self.block_k), self.split_k)
+
+    def shared_bytes(self, problem: ConvProblem, target: GpuTarget) -> int:
+        a, b = self.tiles(problem)
+        size = ITEMSIZE[problem.x.dtype]
+        main = self.stages * (a.elements + b.elements) * size
+        if self.epilogue != "shared" or (self.split_k > 1 and self.atomic):
+            return main
+        strip = self.math(problem).strip_rows * (self.block_n + self.pad[2]) * 4
+        return max(main, int(strip))
+
+    def workspace_bytes(self, problem: ConvProblem, target: GpuTarget) -> int:
+        if self.split_k == 1:
+            return 0
+        return 4 * partial_elements(problem, 1 if self.atomic else self.split_k)
+
+    def operands(self, problem: ConvProblem, target: GpuTarget) -> tuple[TensorView, ...]:
+        """The views of p0, p1, ...: x, packed weights, [bias], others..., [workspace], y."""
+        weight = TensorView((1,), (1,), problem.x.dtype)
+        bias = (TensorView((1,), (1,), "float32"),) if problem.bias else ()
+        elements = self.workspace_bytes(problem, target) // 4
+        workspace = (workspace_view(elements),) if elements else ()
+        return (problem.x, weight, *bias, *problem.others, *workspace, problem.y)
+
+    def pack(self, problem: ConvProblem, target: GpuTarget, weight: Array, bias: Array | None) -> list[Array]:
+        """(g, k, c, kd, kh, kw) to (g, k, kd kh kw c), both padded to tiles, as x's type; (g, k) likewise.
+
+        bfloat16 comes as its bits in uint16.
+        """
+        g, k = weight.shape[:2]
+        rows = weight.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, -1)
+        n, reduction = self._padded(problem)
+        packed = np.zeros((g, n, reduction), np.float32)
+        packed[:, :k, : rows.shape[2]] = rows
+        result = [_as_stored(packed, problem.x.dtype)]
+        if bias is not None:
+            padded = np.zeros((g, n), np.float32)
+            padded[:, :k] = bias
+            result.append(padded)
+        return result
+
+    def _padded(self, problem: ConvProblem) -> tuple[int, int]:
+        """(output channels, reduction) rounded up to tiles."""
+        order, parts = self.order(problem), self.parts(problem)
+        return order.tiles_n * self.block_n, parts.tiles * self.block_k
+
+    def why_not(self, problem: ConvProblem, target: GpuTarget) -> str | None:
+        if problem.x.dtype not in DTYPES or problem.y.dtype not in DTYPES:
+            return f"{problem.x.dtype} to {problem.y.dtype}"
+        if self.block_m % self.part_m or self.block_n % self.part_n:
+            return f"{self.part_m}x{self.part_n} does not divide {self.block_m}x{self.block_n}"
+        math = self.math(problem)
+        if math.threads > target.most_threads or math.threads % target.wave:
+            return f"{math.threads} threads, not a multiple of {target.wave} up to {target.most_threads}"
+        if math.registers + ADDRESS_REGISTERS > target.most_registers:
+            return f"about {math.registers + ADDRESS_REGISTERS} registers > {target.most_registers}"
+        if (shared := self.shared_bytes(problem, target)) > target.shared_per_block:
+            return f"{shared} B shared > {target.shared_per_block}"
+        if self.async_copy and (refusal := self._why_no_copy(problem, target)):
+            return refusal
+        if refusal := self.parts(problem).why_not():
+            return refusal
+        n, reduction = self._padded(problem)
+        largest = max(problem.x.reach, problem.y.reach, problem.groups * n * reduction)
+        if max(largest, self.workspace_bytes(problem, target) // 4) > MOST_INDEX:
+            return "more than 2^31 elements in an operand"
+        if max(problem.groups, self.split_k) > 65535:
+            return f"a grid of {problem.groups} groups and {self.split_k} parts, the most is 65535"
+        return None
+
+    def _why_no_copy(self, problem: ConvProblem, target: GpuTarget) -> str | None:
+        if not target.async_copy:
+            return f"{target.name} has no copies from global to shared memory"
+        if self.stages < 2:
+            return "asynchronous copies take two stages"
+        widths = [t.store_vector * ITEMSIZE[problem.x.dtype] for t in self.tiles(problem)]
+        return f"copies of {min(widths)} bytes, the least is 4" if min(widths) < 4 else None
+
+    def launch(self, problem: ConvProblem, target: GpuTarget) -> Launch:
+        """What the estimates need to know of the main kernel."""
+        math, order = self.math(problem), self.order(problem)
+        return Launch(
+            order.tiles_m * order.tiles_n * problem.groups * self.split_k,
+            math.threads,
+            math.registers + ADDRESS_REGISTERS,
+            self.shared_bytes(problem, target),
+        )
+
+    def cost(self, problem: ConvProblem, target: GpuTarget) -> Estimate:
+        """Seconds: whole rounds of blocks, the slowest of arithmetic, L2 and memory. It ranks, no more."""
+        size, launch = ITEMSIZE[problem.x.dtype], self.launch(problem, target)
+        resident = max(1, launch.resident(target))
+        rounds = -(-launch.blocks // (resident * target.compute_units))
+        depth = self.parts(problem).longest * self.block_k
+        rate = target.vector_flops if self.unit == "simt" else target.matrix_flops
+        flops = rounds * resident * 2 * self.block_m * self.block_n * depth / rate
+        loaded = launch.blocks * (self.block_m + self.block_n) * depth * size
+        through_l2 = loaded / (L2_BYTES_PER_CLOCK * target.compute_units)
+        weights = problem.groups * problem.features * problem.taps * problem.channels * size
+        outputs = problem.y.size * ITEMSIZE[problem.y.dtype]
+        partial = 2 * self.workspace_bytes(problem, target)
+        memory = (problem.x.size * size + weights + outputs + partial) / target.memory_rate
+        launches = 1 + (self.split_k > 1) * (1 + self.atomic)
+        return Estimate(max(flops, through_l2) / target.clock, memory, launches * LAUNCH_SECONDS)
+
+    def apply(self, problem: ConvProblem, target: GpuTarget, symbol: str) -> tuple[Any, ...]:
+        operands, (features, _) = self.operands(problem, target), self._padded(problem)
+        if self.split_k == 1:
+            return (self._main(problem, target, f"{symbol}_0"),)
+        kept = 1 if self.atomic else self.split_k
+        main = self._main(problem, target, f"{symbol}_{int(self.atomic)}")
+        first = (zero_kernel(f"{symbol}_0", operands, partial_elements(problem, 1)),) if self.atomic else ()
+        last = f"{symbol}_{1 + int(self.atomic)}"
+        return (*first, main, reduce_kernel(last, problem, target, operands, features, kept))
+
+    def _main(self, problem: ConvProblem, target: GpuTarget, symbol: str) -> Any:
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives import gpu_emit, pipeline
+        from convopt.schedules.primitives.gpu_epilogue import (
+            FinalOutput,
+            PartialOutput,
+            TileEpilogue,
+            operands_of,
+        )
+        from convopt.schedules.primitives.gpu_sources import ImageRows, PackedRows, TileLoader
+
+        math, (tile_a, tile_b), order = self.math(problem), self.tiles(problem), self.order(problem)
+        parts, (features, reduction) = self.parts(problem), self._padded(problem)
+        dtype, size = problem.x.dtype, ITEMSIZE[problem.x.dtype]
+        exact = (problem.pixels % self.block_m == 0, problem.features % self.block_n == 0)
+        grid = (order.blocks, problem.groups, self.split_k)
+        with gpu_emit.device_kernel(symbol, self.operands(problem, target), grid, math.threads) as body:
+            split = self.split_k > 1
+            x, weight, bias, others, workspace, y = operands_of(problem, body.buffers, split)
+            bytes_ = self.shared_bytes(problem, target)
+            pool = gpu_emit.shared(bytes_ // size, dtype, bytes_ > target.static_shared)
+            row, column = (gpu_emit.hold(i) for i in order.tile(body.block[0]))
+            group, thread = body.block[1], body.thread
+            inside = T.And(row < order.tiles_m, column < order.tiles_n) if order.has_surplus else None
+            with gpu_emit.when(inside):
+                first_m, first_n = row * self.block_m, column * self.block_n
+                a = TileLoader(tile_a, ImageRows(problem, x, group, self.block_k, exact[0]), thread, first_m)
+                b = TileLoader(tile_b, PackedRows(weight, dtype, group, features, reduction), thread, first_n)
+                sums = math.emit(target, pool, dtype, thread, (tile_a, tile_b))
+                begin, count = parts.range(body.block[2])
+                base_b = self.stages * tile_a.elements
+
+                def load(tile: Any) -> None:
+                    a.load((begin + tile) * self.block_k)
+                    b.load((begin + tile) * self.block_k)
+
+                def keep(slot: Any) -> None:
+                    a.store(pool, slot * tile_a.elements)
+                    b.store(pool, base_b + slot * tile_b.elements)
+
+                def copy(tile: Any, slot: Any) -> None:
+                    first_k = (begin + tile) * self.block_k
+                    a.copy(pool, slot * tile_a.elements, first_k, size)
+                    b.copy(pool, base_b + slot * tile_b.elements, first_k, size)
+
+                def compute(slot: Any) -> None:
+                    sums.multiply_add(slot * tile_a.elements, base_b + slot * tile_b.elements)
+
+                if self.async_copy:
+                    pipeline.asynchronous(count, self.stages, copy, compute)
+                else:
+                    pipeline.synchronous(count, self.stages, load, keep, compute)
+                output: Any = FinalOutput(problem, target, bias, others, y, features)
+                if split:
+                    lanes = 1 if self.atomic or problem.features % 4 else 4
+                    output = PartialOutput(problem, workspace, None if self.atomic else body.block[2], lanes)
+                end = TileEpilogue(problem, target, output, group, first_m, first_n, thread)
+                if self.epilogue == "direct" or (split and self.atomic):
+                    end.direct(math, sums.sums, exact)
+                else:
+                    stride = self.block_n + self.pad[2]
+                    if self.stages == 1 or self.async_copy:
+                        gpu_emit.barrier()  # the last tile has been read by all
+                    strip = gpu_emit.reinterpreted(pool, math.strip_rows * stride, "float32")
+                    end.through_shared(math, sums.sums, strip, stride, exact)
+        return body.function
+
+
+def _as_stored(array: Array, dtype: str) -> Array:
+    if dtype != "bfloat16":
+        return array.astype(dtype)
+    bits = array.view(np.uint32)
+    rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return rounded

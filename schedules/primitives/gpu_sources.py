@@ -1,0 +1,192 @@
+"""Where the tiles of an implicit GEMM come from: images (the im2col view), packed weights, plain matrices.
+
+A source knows, per vector of a tile, its place in global memory and the condition under which it is inside;
+outside it reads zeros. Needs tvm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tvm.tirx.script.builder import ir as T
+
+from convopt.schedules.base import TensorView
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.primitives.gpu_emit import (
+    all_of,
+    hold,
+    local,
+    store,
+    vector,
+    when,
+    zeros,
+)
+from convopt.schedules.primitives.shared_tile import SharedTile
+
+
+class Source(Protocol):
+    """One operand of the GEMM as rows (pixels or output channels) by the reduction."""
+
+    buffer: Any
+    dtype: str
+
+    def enter(self, rows: Sequence[Any]) -> None:
+        """Prepares the addresses of these rows, one per slot, before the loop over the reduction."""
+        ...
+
+    def at(self, slot: int, k: Any) -> tuple[Any, Any]:
+        """(offset, condition or None) of the element at the slot's row and position k of the reduction."""
+        ...
+
+
+def decompose(index: Any, extents: Sequence[int]) -> list[Any]:
+    """Row-major indices of a flat index."""
+    found: list[Any] = []
+    for i, extent in enumerate(reversed(extents)):
+        last = i == len(extents) - 1
+        found.append(index if last else index % extent if extent > 1 else 0)
+        index = index // extent if extent > 1 and not last else index
+    return list(reversed(found))
+
+
+class ImageRows:
+    """The im2col view of a conv's input: row m is an output pixel, k a tap and an input channel."""
+
+    def __init__(self, problem: ConvProblem, buffer: Any, group: Any, block_k: int, exact: bool) -> None:
+        """exact: every row is a pixel, none lies beyond the last. block_k: where taps start inside a tile."""
+        self.problem, self.buffer, self.dtype = problem, buffer, problem.x.dtype
+        self.start = group * problem.x.strides[0] if problem.groups > 1 else 0
+        self.block_k, self.exact = block_k, exact
+        self.rows: list[tuple[Any, list[Any], Any]] = []
+
+    def enter(self, rows: Sequence[Any]) -> None:
+        x, y = self.problem.x, self.problem.y
+        for m in rows:
+            n, *outputs = decompose(m, y.shape[1:5])
+            first = [
+                o * s - p if s != 1 or p else o
+                for o, s, p in zip(outputs, self.problem.strides, self.problem.pads, strict=True)
+            ]
+            checked = [hold(f) if self._bounds(d) != (False, False) else f for d, f in enumerate(first)]
+            offset = self.start + n * x.strides[1]
+            for d, f in enumerate(checked):
+                offset = offset + f * x.strides[2 + d]
+            self.rows.append((hold(offset), checked, None if self.exact else m < self.problem.pixels))
+
+    def _bounds(self, d: int) -> tuple[bool, bool]:
+        """Whether a window can reach before the first and beyond the last position of dim d."""
+        p = self.problem
+        reach = (p.y.shape[2 + d] - 1) * p.strides[d] + (p.kernel[d] - 1) * p.dilations[d] - p.pads[d]
+        return p.pads[d] > 0, reach >= p.x.shape[2 + d]
+
+    def at(self, slot: int, k: Any) -> tuple[Any, Any]:
+        p = self.problem
+        offset, first, inside = self.rows[slot]
+        conditions = [] if inside is None else [inside]
+        if (p.taps * p.channels) % self.block_k:
+            conditions.append(k < p.taps * p.channels)
+        tap, channel = (0, k) if p.taps == 1 else (k // p.channels, k % p.channels)
+        offset = offset + channel * p.x.strides[5]
+        for d, r in enumerate(decompose(tap, p.kernel)):
+            step = r * p.dilations[d]
+            position = first[d] + step
+            before, beyond = self._bounds(d)
+            conditions += [position >= 0] if before else []
+            conditions += [position < p.x.shape[2 + d]] if beyond else []
+            offset = offset + step * p.x.strides[2 + d]
+        return offset, all_of(conditions)
+
+
+class PackedRows:
+    """Weights packed as (groups, rows, reduction), both padded by zeros to whole tiles."""
+
+    def __init__(self, buffer: Any, dtype: str, group: Any, rows: int, reduction: int) -> None:
+        self.buffer, self.dtype, self.reduction = buffer, dtype, reduction
+        self.start = group * (rows * reduction)
+        self.offsets: list[Any] = []
+
+    def enter(self, rows: Sequence[Any]) -> None:
+        self.offsets = [hold(self.start + row * self.reduction) for row in rows]
+
+    def at(self, slot: int, k: Any) -> tuple[Any, Any]:
+        return self.offsets[slot] + k, None
+
+
+class MatrixRows:
+    """A matrix (groups, rows, reduction) of any strides."""
+
+    def __init__(self, buffer: Any, view: TensorView, group: Any, exact: tuple[bool, bool]) -> None:
+        """exact: whether all rows, and all positions of the reduction, exist."""
+        self.buffer, self.view, self.dtype, self.exact = buffer, view, view.dtype, exact
+        self.start = group * view.strides[0] if view.shape[0] > 1 else 0
+        self.rows: list[Any] = []
+
+    def enter(self, rows: Sequence[Any]) -> None:
+        self.rows = [hold(row) for row in rows]
+
+    def at(self, slot: int, k: Any) -> tuple[Any, Any]:
+        row, conditions = self.rows[slot], []
+        if not self.exact[0]:
+            conditions.append(row < self.view.shape[1])
+        if not self.exact[1]:
+            conditions.append(k < self.view.shape[2])
+        return self.start + row * self.view.strides[1] + k * self.view.strides[2], all_of(conditions)
+
+
+class TileLoader:
+    """Fills a SharedTile from a source: through registers (`load`, then `store`) or by `copy`."""
+
+    def __init__(self, tile: SharedTile, source: Source, thread: Any, first_row: Any) -> None:
+        self.tile, self.source, self.thread = tile, source, thread
+        self.places = [tile.position(thread, slot) for slot in range(tile.slots)]
+        self.registers = local(tile.slots * tile.vector, source.dtype)
+        source.enter([first_row + row for row, _ in self.places])
+
+    def _exists(self, slot: int) -> Any:
+        last = slot == self.tile.slots - 1 and not self.tile.is_even
+        return self.thread + slot * self.tile.threads < self.tile.vectors if last else None
+
+    def load(self, first_k: Any) -> None:
+        """Global memory to registers; first_k: the tile's first position of the reduction."""
+        v = self.tile.vector
+        for slot, (_, column) in enumerate(self.places):
+            with when(self._exists(slot)):
+                offset, inside = self.source.at(slot, first_k + column)
+                if inside is None:
+                    store(self.registers, slot * v, vector(self.source.buffer, offset, v), v)
+                    continue
+                with T.If(inside):
+                    with T.Then():
+                        store(self.registers, slot * v, vector(self.source.buffer, offset, v), v)
+                    with T.Else():
+                        store(self.registers, slot * v, zeros(self.source.dtype, v), v)
+
+    def store(self, pool: Any, base: Any) -> None:
+        """Registers to shared memory, the tile's first element at `base`."""
+        width = self.tile.store_vector
+        for slot, (row, column) in enumerate(self.places):
+            with when(self._exists(slot)):
+                start = base + row * self.tile.stride + column
+                for part in range(0, self.tile.vector, width):
+                    value = vector(self.registers, slot * self.tile.vector + part, width)
+                    store(pool, start + part, value, width)
+
+    def copy(self, pool: Any, base: Any, first_k: Any, itemsize: int) -> None:
+        """Starts the copies from global to shared memory; outside elements become zeros."""
+        width = self.tile.store_vector
+        size = width * itemsize
+        for slot, (row, column) in enumerate(self.places):
+            with when(self._exists(slot)):
+                offset, inside = self.source.at(slot, first_k + column)
+                start = base + row * self.tile.stride + column
+                if inside is not None:  # nothing is read of a copy of 0 bytes, but its address must exist
+                    offset = T.Select(inside, offset, 0)
+                for part in range(0, self.tile.vector, width):
+                    count = size if inside is None else T.Select(inside, size, 0)
+                    target, origin = pool[start + part], self.source.buffer[offset + part]
+                    T.evaluate(
+                        T.call_extern(
+                            "int32", f"convopt_copy_{size}", T.address_of(target), T.address_of(origin), count
+                        )
+                    )

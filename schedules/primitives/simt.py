@@ -1,0 +1,125 @@
+"""Tile arithmetic on plain multiply-adds: a thread computes thread_m x thread_n outputs.
+
+A thread's rows and columns are strided, row = ty + i * (block_m / thread_m), so that the lanes of a wave read
+neighbouring rows of shared memory and write neighbouring channels. Both operands are read as vectors along
+the reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from convopt.schedules.primitives.shared_tile import SharedTile
+
+if TYPE_CHECKING:
+    from convopt.targets import GpuTarget
+
+
+@dataclass(frozen=True)
+class SimtTile:
+    block_m: int
+    block_n: int
+    thread_m: int
+    thread_n: int
+    vector: int  # elements along the reduction that a thread reads at once
+
+    @property
+    def across(self) -> int:
+        return self.block_n // self.thread_n
+
+    @property
+    def down(self) -> int:
+        return self.block_m // self.thread_m
+
+    @property
+    def threads(self) -> int:
+        return self.across * self.down
+
+    @property
+    def accumulators(self) -> int:
+        return self.thread_m * self.thread_n
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a thread besides addresses: accumulators, a column of A, all of B."""
+        return self.accumulators + (self.thread_n + 1) * self.vector
+
+    # The epilogue walks over the block in `strips` of `strip_rows` rows.
+
+    @property
+    def strips(self) -> int:
+        return self.thread_m
+
+    @property
+    def strip_rows(self) -> int:
+        return self.down
+
+    def strip_row(self, strip: Any, row: Any) -> Any:
+        """The block's row of a strip's row."""
+        return strip * self.down + row
+
+    def strip_elements(self, thread: Any, strip: Any) -> list[tuple[Any, Any, Any]]:
+        """(accumulator, row in the strip, column) of what a thread has in a strip."""
+        row, column = thread // self.across, thread % self.across
+        return [(strip * self.thread_n + j, row, column + j * self.across) for j in range(self.thread_n)]
+
+    def reads(self, tile: SharedTile, operand: str, thread: int) -> list[tuple[int, int]]:
+        """(first element, elements) of a thread's reads of one vector step, for the conflict count."""
+        ty, tx = thread // self.across, thread % self.across
+        first, step, count = (
+            (ty, self.down, self.thread_m) if operand == "a" else (tx, self.across, self.thread_n)
+        )
+        return [((first + i * step) * tile.stride, self.vector) for i in range(count)]
+
+    def emit(
+        self, target: GpuTarget, pool: Any, dtype: str, thread: Any, tiles: tuple[SharedTile, SharedTile]
+    ) -> SimtAccumulators:
+        return SimtAccumulators(self, target, pool, dtype, thread, tiles)
+
+
+class SimtAccumulators:
+    """The accumulators of a thread and the code that adds to them. Needs tvm."""
+
+    def __init__(
+        self,
+        tile: SimtTile,
+        target: GpuTarget,
+        pool: Any,
+        dtype: str,
+        thread: Any,
+        tiles: tuple[SharedTile, SharedTile],
+    ) -> None:
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.gpu_emit import hold, local, unrolled
+
+        self.tile, self.pool, self.dtype, (self.a, self.b) = tile, pool, dtype, tiles
+        self.sums = local(tile.accumulators)
+        self.row_a = hold(thread // tile.across * self.a.stride)
+        self.row_b = hold(thread % tile.across * self.b.stride)
+        self.target = target
+        with unrolled(self.target, tile.accumulators) as i:
+            T.buffer_store(self.sums, T.float32(0), [i])
+        self.part_a = local(tile.vector, dtype)
+        self.part_b = local(tile.vector * tile.thread_n, dtype)
+
+    def multiply_add(self, base_a: Any, base_b: Any) -> None:
+        """Adds the product of the tiles that begin at these elements of the pool."""
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.gpu_emit import store, to_float, unrolled, vector
+
+        tile, v = self.tile, self.tile.vector
+        with unrolled(self.target, self.a.columns // v) as step:
+            with unrolled(self.target, tile.thread_n) as j:
+                start = base_b + self.row_b + j * (tile.across * self.b.stride) + step * v
+                store(self.part_b, j * v, vector(self.pool, start, v), v)
+            with unrolled(self.target, tile.thread_m) as i:
+                start = base_a + self.row_a + i * (tile.down * self.a.stride) + step * v
+                store(self.part_a, 0, vector(self.pool, start, v), v)
+                with unrolled(self.target, tile.thread_n) as j, unrolled(self.target, v) as k:
+                    a = to_float(self.part_a[k], self.dtype)
+                    b = to_float(self.part_b[j * v + k], self.dtype)
+                    index = i * tile.thread_n + j
+                    T.buffer_store(self.sums, self.sums[index] + a * b, [index])
