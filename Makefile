@@ -1,4 +1,5 @@
-# The commands of a day's work. Debian, Python 3.11 or newer, make and gcc are enough; pip fetches the rest.
+# The commands of a day's work. Debian, Python 3.11 or newer, make and gcc are enough; pip fetches the rest, and
+# apt-get (for root) the OpenCL device and the AMD compiler's parts that the tests of GPU kernels run on.
 #
 #   make demo        two real models, optimized, checked and timed beside onnxruntime
 #   make test        the tests, without those that take minutes
@@ -9,6 +10,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+PACKAGES := pocl-opencl-icd oclgrind rocm-device-libs lld-19
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest -n 2 -rs
@@ -19,11 +21,11 @@ THREADS ?= 2
 demo: $(VENV)/.installed
 	$(RUN) examples/demo.py
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(VENV)/.installed-packages
 	@echo "tests marked slow are left to: make test-slow"
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/.installed-dev
+test-slow: $(VENV)/.installed-dev $(VENV)/.installed-packages
 	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev
@@ -50,6 +52,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.installed
+
+# Without them the tests that need them are skipped, and say so (in the CI they fail).
+$(VENV)/.installed-packages: | $(VENV)/bin/pip
+	@missing=$$(for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	if [ -z "$$missing" ]; then touch $@; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends --yes \
+	    $$missing >/dev/null && touch $@; \
+	else echo "make: for the tests of GPU kernels: apt-get install" $$missing; fi
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -92,14 +92,18 @@ def why_no_kernel(problem: PointwiseProblem) -> str | None:
     return None
 
 
-def estimate(problem: PointwiseProblem, target: Target, slowdown: float) -> Estimate:
-    moved = sum(
+def moved_bytes(problem: PointwiseProblem) -> int:
+    """Bytes read and written, broadcast elements once."""
+    return sum(
         prod(n for n, s in zip(v.shape, v.strides, strict=True) if s) * ITEM_BYTES[v.dtype]
         for v in problem.operands
     )
+
+
+def estimate(problem: PointwiseProblem, target: Target, slowdown: float) -> Estimate:
     vectors = prod(problem.shape) / problem.lanes(target)
     work = (problem.expression.cost + len(problem.operands)) * vectors
-    return Estimate(compute=slowdown * work / VECTOR_RATE, memory=moved / MEMORY_BANDWIDTH)
+    return Estimate(compute=slowdown * work / VECTOR_RATE, memory=moved_bytes(problem) / MEMORY_BANDWIDTH)
 
 
 class Emitter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable
@@ -29,6 +30,37 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="convopt-tests-")
         os.environ["CONVOPT_CACHE"] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+@functools.cache
+def _missing(mark: str) -> str | None:
+    """What tests with this mark lack here, None if nothing."""
+    from convopt.codegen import cuda, rocm
+    from convopt.errors import ConvoptError
+    from convopt.runtime.device import open_device
+
+    try:
+        if mark == "opencl":
+            open_device("opencl")
+        elif mark == "gpu":
+            open_device("cuda")
+        elif mark == "compilers":
+            rocm.library_folder()
+            rocm.find_lld()
+            return None if cuda.find_nvcc() else cuda.MISSING
+    except ConvoptError as error:
+        return str(error)
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that need a device or a compiler are skipped without it; in the CI only a GPU may be missing."""
+    for mark in ("opencl", "compilers", "gpu"):
+        if item.get_closest_marker(mark) is None or (reason := _missing(mark)) is None:
+            continue
+        if os.environ.get("CI") and mark != "gpu":
+            pytest.fail(f"{mark}: {reason}", pytrace=False)
+        pytest.skip(f"{mark}: {reason}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,10 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from convopt.targets import Target
+from convopt.targets import CpuTarget, GpuTarget
 
 _DIGEST = hashlib.sha256().digest_size
 _LIMIT_BYTES = 1 << 30
+# The files that turn a schedule's functions into code.
+GENERATORS = ("cpu", "cuda", "device", "device_lowering", "opencl", "rocm")
 
 
 def default_folder() -> Path:
@@ -35,12 +37,13 @@ def generator_version() -> str:
     """Changes when anything that shapes a kernel's code changes: our generators, TVM."""
     digest = hashlib.sha256(version("apache-tvm").encode())
     package = Path(__file__).parent.parent
-    for source in sorted([*(package / "schedules").rglob("*.py"), package / "codegen" / "cpu.py"]):
+    generators = [package / "codegen" / f"{name}.py" for name in GENERATORS]
+    for source in sorted([*(package / "schedules").rglob("*.py"), *generators]):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
-def kernel_key(schedule: Any, problem: Any, target: Target) -> str:
+def kernel_key(schedule: Any, problem: Any, target: CpuTarget | GpuTarget) -> str:
     """Identity of a kernel: equal keys mean equal machine code, so equal kernels are compiled once."""
     text = "\n".join(
         [generator_version(), repr(target), type(schedule).__module__, repr(schedule), repr(problem)]

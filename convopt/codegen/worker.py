@@ -35,7 +35,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = os.fdopen(0, "rb", buffering=0)
-    from convopt.codegen.cpu import object_code
+    from convopt.codegen.device import kernel_code
 
     while select.select([requests], [], [], _IDLE_SECONDS)[0]:
         frame = read_frame(requests)
@@ -44,7 +44,7 @@ def main() -> None:
         schedule, problem, target, symbol = pickle.loads(frame)
         answer: tuple[bool, bytes | str]
         try:
-            answer = True, object_code(schedule.apply(problem, target, symbol), target)
+            answer = True, kernel_code(schedule, problem, target, symbol)
         except Exception as error:  # whatever it is, the parent is told and the next kernel is compiled
             answer = False, f"{type(error).__name__}: {error}"
         write_frame(answers, pickle.dumps(answer))

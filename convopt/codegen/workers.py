@@ -16,7 +16,7 @@ from typing import Any
 
 from convopt.codegen.cache import KernelCache, kernel_key, symbol_of
 from convopt.codegen.worker import read_frame, write_frame
-from convopt.targets import Target
+from convopt.targets import CpuTarget, GpuTarget
 from convopt.targets.cpu import usable_cores
 
 
@@ -26,7 +26,7 @@ class KernelSource:
 
     schedule: Any
     problem: Any
-    target: Target
+    target: CpuTarget | GpuTarget
 
     @property
     def key(self) -> str:

@@ -38,22 +38,36 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class KernelStep:
-    """One launch: `symbol(begin, end, scratch, *args)` over all of `[0, tasks)`, split over the threads.
+class Launch:
+    """`grid` blocks of `block` threads each, `shared` bytes of dynamic shared memory per block."""
 
-    scratch: bytes of private memory that each thread needs (64-byte aligned), 0 for none.
-    serial: one thread does all tasks, as the kernel takes less time than a launch.
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One launch.
+
+    On a CPU `symbol(begin, end, scratch, *args)` over all of `[0, tasks)`, split over the threads. scratch:
+    bytes of private memory that each thread needs (64-byte aligned), 0 for none. serial: one thread does all
+    tasks, as the kernel takes less time than a launch.
+    On other devices `launch` is given, and the three are at their defaults: `symbol` of the image's member
+    `binary` runs on the launch's threads with the pointers `args`.
     nodes: names of the model's nodes that this kernel computes, for profiles.
     label: a short text for people, e.g. "conv 3x3 s1 64->64 @56x56 direct".
     """
 
     symbol: str
     args: tuple[Address, ...]
-    tasks: int
+    tasks: int = 0
     scratch: int = 0
     serial: bool = False
     nodes: tuple[str, ...] = ()
     label: str = ""
+    launch: Launch | None = None
+    binary: str = ""
 
 
 @dataclass(frozen=True)

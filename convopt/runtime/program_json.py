@@ -9,6 +9,7 @@ from convopt.runtime.program import (
     Address,
     IslandStep,
     KernelStep,
+    Launch,
     Placement,
     Program,
     Space,
@@ -61,8 +62,12 @@ def _step(step: Step) -> dict[str, Any]:
     common = {"nodes": list(step.nodes), "label": step.label}
     if isinstance(step, KernelStep):
         args = [_place(arg) for arg in step.args]
-        own = {"symbol": step.symbol, "args": args, "tasks": step.tasks, "scratch": step.scratch}
-        return {**own, "serial": step.serial, **common}
+        own: dict[str, Any] = {"symbol": step.symbol, "args": args}
+        if step.launch is not None:
+            own |= {"binary": step.binary, "launch": asdict(step.launch)}
+        else:
+            own |= {"tasks": step.tasks, "scratch": step.scratch, "serial": step.serial}
+        return {**own, **common}
     return {
         "model": step.model,
         "inputs": [[_spec(spec), _place(place)] for spec, place in step.inputs],
@@ -112,6 +117,15 @@ def _to_tensor(data: Any) -> tuple[TensorSpec, Address]:
 
 def _to_step(data: Any) -> Step:
     nodes, label = _texts(data["nodes"]), _text(data["label"])
+    if "launch" in data:
+        return KernelStep(
+            _text(data["symbol"]),
+            tuple(map(_to_place, data["args"])),
+            nodes=nodes,
+            label=label,
+            launch=_to_launch(data["launch"]),
+            binary=_text(data["binary"]),
+        )
     if "symbol" in data:
         return KernelStep(
             _text(data["symbol"]),
@@ -129,6 +143,15 @@ def _to_step(data: Any) -> Step:
         nodes,
         label,
     )
+
+
+def _to_launch(data: Any) -> Launch:
+    return Launch(_to_extents(data["grid"]), _to_extents(data["block"]), _natural(data["shared"]))
+
+
+def _to_extents(data: Any) -> tuple[int, int, int]:
+    x, y, z = map(_natural, data)
+    return x, y, z
 
 
 def _to_placement(data: Any) -> Placement:

@@ -1,0 +1,71 @@
+"""What a Program asks of a device: one small protocol, a driver for each kind of device behind it.
+
+Memory is an opaque handle; an address on a device is (memory, offset in bytes), as OpenCL's memory objects
+know no pointers. A driver's calls are ordered as on one stream; only `read`, `synchronise` and `time` wait.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from convopt.errors import ExecutionError
+from convopt.runtime.memory import Bytes
+from convopt.runtime.program import Launch
+
+Memory = Any
+DevicePointer = tuple[Memory, int]
+
+# kind of target -> the driver's module here and its class
+DRIVERS = {"opencl": ("opencl_device", "OpenClDevice")}
+
+
+class Device(Protocol):
+    """One stream of work on one device. A context of a module has its own; `name` is the device's own."""
+
+    name: str
+
+    def allocate(self, nbytes: int) -> Memory:
+        """At least `nbytes`, zeroed, freed with the last reference. MemoryError where it does not fit."""
+        ...
+
+    def write(self, memory: Memory, offset: int, data: Bytes) -> None:
+        """Copies the host's bytes to the device; `data` may be reused when it returns."""
+        ...
+
+    def read(self, memory: Memory, offset: int, out: Bytes) -> None:
+        """Copies from the device into `out`, after all work that was asked for before."""
+        ...
+
+    def load(self, binary: bytes) -> Any:
+        """The module of a DeviceCode's binary. ExecutionError: the driver refuses it; its words."""
+        ...
+
+    def kernel(self, module: Any, symbol: str) -> Any:
+        """A kernel of the module. ExecutionError where it has none of that name."""
+        ...
+
+    def launch(self, kernel: Any, launch: Launch, arguments: Sequence[DevicePointer]) -> None: ...
+
+    def synchronise(self) -> None:
+        """Waits for all work. ExecutionError where a part of it failed."""
+        ...
+
+    def time(self, work: Callable[[], None]) -> float:
+        """Seconds that the device takes for what `work` asks for, from the end of what came before."""
+        ...
+
+
+def open_device(kind: str) -> Device:
+    """The driver of the kind of target, on the first such device.
+
+    ExecutionError: no driver package, no device; with the remedy.
+    """
+    if kind not in DRIVERS:
+        raise ExecutionError(
+            f"there is no driver for {kind} devices; there are those for {', '.join(DRIVERS)}"
+        )
+    module, name = DRIVERS[kind]
+    driver: Callable[[], Device] = getattr(importlib.import_module(f"convopt.runtime.{module}"), name)
+    return driver()
