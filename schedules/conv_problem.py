@@ -12,7 +12,8 @@ memory before and after x that the pads reach must exist and hold zeros: the low
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -44,29 +45,41 @@ class ConvProblem:
     others: tuple[TensorView, ...] = ()
     bias: bool = True
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: selection asks several caches about one problem for each of hundreds of schedules."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: another process hashes texts differently."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
     def groups(self) -> int:
         return self.x.shape[0]
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """Input channels of a group."""
         return self.x.shape[5]
 
-    @property
+    @cached_property
     def features(self) -> int:
         """Output channels of a group."""
         return self.y.shape[5]
 
-    @property
+    @cached_property
     def pixels(self) -> int:
         return prod(self.y.shape[1:5])
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return prod(self.kernel)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """2 per multiply-add, padding counted as work."""
         return 2 * self.groups * self.pixels * self.features * self.taps * self.channels
