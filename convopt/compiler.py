@@ -5,11 +5,13 @@ load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,21 +22,28 @@ from convopt import __version__
 from convopt.codegen.cache import KernelCache
 from convopt.errors import CompileError, InputError
 from convopt.frontends.onnx_file import load as load_model
+from convopt.grouping import (
+    DETERMINISTIC_THREADS,
+    conv_problems,
+    deterministic_price,
+    kernel_passes,
+    lower_graph,
+)
 from convopt.ir.groups import expand_groups
 from convopt.ir.values import dims_of, static_shape
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
-from convopt.passes.assign_layout import AssignLayout
 from convopt.passes.base import After, Pass, PassReport
 from convopt.passes.check import CheckEachPass
-from convopt.passes.group_kernels import GroupKernels
-from convopt.passes.lower_batchnorm import LowerBatchNorm
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
+from convopt.schedules.conv_problem import ConvProblem
 from convopt.targets import host_cpu
 from convopt.targets.cpu import usable_cores
+from convopt.tuning.records import open_records
+from convopt.tuning.session import tune_problems
 from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
@@ -56,6 +65,8 @@ def optimize(
     algorithm: Literal["auto", "direct", "im2col"] = "auto",
     im2col_cap: int = 64 << 20,
     workspace_cap: int | None = None,
+    tune: float | None = None,
+    deterministic: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     max_programs: int = 8,
     after: After | None = None,
@@ -75,8 +86,12 @@ def optimize(
     skip: names of graph passes to leave out.
     algorithm: of convolutions that have the choice; "auto" takes the cheaper by estimate.
     im2col_cap: bytes that an unfolded matrix may take. workspace_cap: bytes that all intermediates of a
-        Program may take (None: no limit). cache_dir: where compiled kernels are kept ($CONVOPT_CACHE, else
-        the user's cache folder).
+        Program may take (None: no limit).
+    tune: seconds to spend on measuring schedules, for each set of shapes. What was measured before into this
+        cache_dir is used anyway. deterministic: equal bits for every number of threads, in every run on this
+        chip; measurements are not used.
+    cache_dir: where compiled kernels and measurements are kept ($CONVOPT_CACHE, else the user's cache
+        folder).
     after: called behind each pass with (index, pass, model, report). progress: called with (stage, done,
         total).
 
@@ -93,8 +108,12 @@ def optimize(
         _check_count("workspace_cap", workspace_cap)
     model = load_model(source)
     cache = KernelCache(None if cache_dir is None else Path(cache_dir))
+    if tune is not None and (deterministic or algorithm != "auto"):
+        raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
     options = LoweringOptions(host_cpu(), threads, im2col_cap, algorithm)
-    compiler = _Compiler(model, options, cache, verify, check, tuple(skip), workspace_cap, after, progress)
+    compiler = _Compiler(
+        model, options, cache, verify, check, tuple(skip), workspace_cap, tune, deterministic, after, progress
+    )
     given = _extents(shapes or {})
     bound = _bound_shapes(model, given)
     programs = [compiler.compile(bound)] if bound is not None else []
@@ -184,6 +203,8 @@ class _Compiler:
     check: str | None
     skip: tuple[str, ...]
     workspace_cap: int | None
+    tune: float | None
+    deterministic: bool
     after: After | None
     progress: Progress | None
 
@@ -193,10 +214,16 @@ class _Compiler:
         after = self._observer(graph, context)
         passes: tuple[Pass, ...] = without(GRAPH_PASSES, self.skip)
         run_passes(graph, passes, context, after)
+        if self.tune is not None:
+            problems = conv_problems(graph, context, self.options)
+            tune_problems(problems, self.tune, self.options, self.cache, self.progress)
         refused: dict[str, str] = {}
-        loaded = self._program(graph, context, refused, after)
-        if self.verify:
-            loaded = self._verified(graph, context, loaded, refused, after)
+        with self._recorded() as options:
+            loaded = self._program(graph, context, options, refused, after)
+            if self.verify:
+                loaded = self._verified(graph, context, options, loaded, refused, after)
+        if self.deterministic:
+            loaded.program.meta["deterministic"] = deterministic_price(graph, context, self.options)
         loaded.program.meta["compile_seconds"] = time.perf_counter() - start
         if self.workspace_cap is not None and loaded.program.arena_bytes > self.workspace_cap:
             raise CompileError(
@@ -212,6 +239,15 @@ class _Compiler:
             [p for p in GRAPH_PASSES if p.name == "bind-shapes"],
             PassContext(shapes=given),
         )
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[LoweringOptions]:
+        """The options with what was measured; deterministic ones are for a fixed number of threads."""
+        if self.deterministic:
+            yield replace(self.options, threads=DETERMINISTIC_THREADS)
+            return
+        with open_records(self.cache.root) as records:
+            yield replace(self.options, records=records)
 
     def _observer(self, graph: ir.Model, context: PassContext) -> After:
         """Called behind each pass: the check (groups are read as their bodies), the caller, progress."""
@@ -235,7 +271,12 @@ class _Compiler:
         return PassContext(target=self.options.target, shapes=shapes)
 
     def _program(
-        self, graph: ir.Model, context: PassContext, refused: dict[str, str], after: After
+        self,
+        graph: ir.Model,
+        context: PassContext,
+        options: LoweringOptions,
+        refused: dict[str, str],
+        after: After,
     ) -> LoadedProgram:
         """The Program of a graph; `refused` grows by what turns out not to be compilable."""
         while True:
@@ -247,7 +288,7 @@ class _Compiler:
                 "threads": self.options.threads,
             }
             try:
-                return build_program(lowered, self.options, self.cache, meta, self.progress)
+                return build_program(lowered, options, self.cache, meta, self.progress)
             except Fallbacks as fallbacks:
                 new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}
                 if not new:
@@ -258,6 +299,7 @@ class _Compiler:
         self,
         graph: ir.Model,
         context: PassContext,
+        options: LoweringOptions,
         loaded: LoadedProgram,
         refused: dict[str, str],
         after: After,
@@ -268,7 +310,7 @@ class _Compiler:
             if self.verify == "raise":
                 raise difference
             guilty = verifier.guilty(
-                lambda probe: build_program(probe, self.options, self.cache, {}, self.progress),
+                lambda probe: build_program(probe, options, self.cache, {}, self.progress),
                 lower_graph(graph, context, refused, None),
             )
             if not guilty:
@@ -276,21 +318,28 @@ class _Compiler:
                 loaded.program.meta["verified"] = f"{difference}, and no node by itself: rounding adds up"
                 return loaded
             refused.update(guilty)
-            loaded = self._program(graph, context, refused, after)
+            loaded = self._program(graph, context, options, refused, after)
         loaded.program.meta["verified"] = verifier.report
         return loaded
 
 
-def kernel_passes(refused: Mapping[str, str]) -> tuple[Pass, ...]:
-    """From standard ONNX with static shapes to groups with layouts; `refused` (node: reason) fall back."""
-    return LowerBatchNorm(), GroupKernels(tuple(refused.items())), AssignLayout()
+def model_problems(
+    source: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    threads: int,
+    skip: Collection[str] = (),
+    im2col_cap: int = 64 << 20,
+) -> tuple[Counter[ConvProblem], LoweringOptions]:
+    """The convolutions that `optimize` would compile of a model, and with which options; compiles nothing.
 
-
-def lower_graph(
-    graph: ir.Model, context: PassContext, refused: Mapping[str, str], after: After | None
-) -> ir.Model:
-    """A copy of the graph, cut into groups and with layouts; `refused` nodes become islands."""
-    lowered = graph.clone()
-    context = PassContext(target=context.target, shapes=context.shapes)
-    run_passes(lowered, kernel_passes(refused), context, after)
-    return lowered
+    Raises:
+        ModelError: the model is unusable. InputError: a shape is, or dims are left open.
+    """
+    model = load_model(source)
+    bound = _bound_shapes(model, _extents(shapes or {}))
+    if bound is None:
+        raise InputError("dynamic dims: give the shape of every input")
+    options = LoweringOptions(host_cpu(), threads, im2col_cap)
+    context = PassContext(target=options.target, shapes=bound)
+    run_passes(model, without(GRAPH_PASSES, tuple(skip)), context, None)
+    return conv_problems(model, context, options), options

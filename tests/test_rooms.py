@@ -24,25 +24,46 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "selection": frozenset({"schedules", "targets"}),
     "codegen": frozenset({"schedules", "targets"}),
     "lowering": frozenset({"codegen", "ir", "runtime", "schedules", "selection", "targets"}),
+    "tuning": frozenset({"codegen", "lowering", "runtime", "schedules", "selection", "targets"}),
     "passes": frozenset({"analysis", "ir", "lowering", "selection", "targets"}),
     "verification": frozenset({"ir", "passes", "runtime"}),
+    "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "tuning"}),
     "compiler": frozenset(
         {
             "codegen",
             "frontends",
+            "grouping",
             "ir",
             "lowering",
             "passes",
             "runtime",
+            "schedules",
             "selection",
             "targets",
+            "tuning",
             "verification",
         }
     ),
     "report": frozenset({"runtime"}),
     "bench": frozenset({"codegen", "frontends", "ir", "passes", "runtime", "targets"}),
     "cli": frozenset(
-        {"analysis", "bench", "compiler", "frontends", "ir", "passes", "report", "runtime", "targets"}
+        {
+            "analysis",
+            "bench",
+            "codegen",
+            "compiler",
+            "frontends",
+            "grouping",
+            "ir",
+            "lowering",
+            "passes",
+            "report",
+            "runtime",
+            "schedules",
+            "selection",
+            "targets",
+            "tuning",
+        }
     ),
 }
 # The package itself (`import convopt`) is the public interface: the faces use it.

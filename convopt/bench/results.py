@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
@@ -15,7 +14,7 @@ from convopt.bench.peak import measure_bandwidth, measure_peak
 from convopt.bench.protocol import PROTOCOL
 from convopt.errors import InputError
 from convopt.targets import CpuTarget, host_cpu
-from convopt.targets.cpu import usable_cores
+from convopt.targets.cpu import chip_name, usable_cores
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,15 @@ class Machine:
 def describe_machine(target: CpuTarget | None = None) -> Machine:
     """Reads /proc/cpuinfo."""
     target = target or host_cpu()
-    model, flags = platform.processor() or platform.machine(), ""
+    flags = ""
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
         key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "model name":
-            model = value
-        elif key in ("flags", "Features"):
+        if key in ("flags", "Features"):
             vector = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "vaes")
             flags = " ".join(flag for flag in value.split() if flag.startswith(vector))
             break
-    return Machine(model, flags, usable_cores(), target.name)
+    return Machine(chip_name(), flags, usable_cores(), target.name)
 
 
 @dataclass(frozen=True)

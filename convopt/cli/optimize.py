@@ -107,9 +107,9 @@ def _write_artifact(arguments: argparse.Namespace, output: Path, progress: Repor
 
 def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportProgress) -> Document:
     from convopt.bench.equality import check_equal
-    from convopt.compiler import lower_graph
     from convopt.frontends.lowered import groups_to_functions
     from convopt.frontends.onnx_file import load, save
+    from convopt.grouping import lower_graph
     from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
     from convopt.passes.check import CheckEachPass
     from convopt.targets import host_cpu

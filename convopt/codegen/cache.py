@@ -59,7 +59,8 @@ class KernelCache:
     """Object files by key under `folder`/kernels."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        self.folder = Path(folder or default_folder()) / "kernels"
+        self.root = Path(folder or default_folder())
+        self.folder = self.root / "kernels"
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.kernel"

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,9 +118,11 @@ def compile_kernels(
     cache: KernelCache,
     progress: Callable[[int, int], None] | None = None,
     timeout: float = 120.0,
+    deadline: float = float("inf"),
 ) -> CompiledKernels:
     """The object file of every source, from the cache or compiled now on all usable cores.
 
+    timeout: seconds for one kernel. deadline: of `time.monotonic()`; what isn't compiled by then has failed.
     progress(done, total) is called from this thread, first with 0, then as kernels are finished.
     """
     wanted = {source.key: source for source in sources}
@@ -143,7 +146,10 @@ def compile_kernels(
                 _idle.put(worker)
                 return
             try:
-                ok, result = worker.compile(source, timeout)
+                left = deadline - time.monotonic()
+                ok, result = (
+                    worker.compile(source, min(timeout, left)) if left > 0 else (False, "no time is left")
+                )
             except Exception as error:  # the caller waits for an answer to every source
                 ok, result = False, f"{type(error).__name__}: {error}"
             done.put((source.key, ok, result))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from convopt.schedules.base import TensorView
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.selection.plans import Algorithm, ConvPlan, Records, decide
 from convopt.targets import Target
 
 
@@ -52,13 +54,15 @@ class KernelCall:
 class LoweringOptions:
     """What is compiled for.
 
-    im2col_cap: bytes that an unfolded matrix may take. algorithm: of convolutions; "auto" is by cost.
+    im2col_cap: bytes that an unfolded matrix may take. algorithm: of convolutions; "auto" is by measured
+    record where `records` has one, else by cost.
     """
 
     target: Target
     threads: int
     im2col_cap: int = 64 << 20
-    algorithm: Literal["auto", "direct", "im2col"] = "auto"
+    algorithm: Algorithm = "auto"
+    records: Records | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ class LoweringContext:
     @property
     def threads(self) -> int:
         return self.options.threads
+
+    def plan(self, problem: ConvProblem) -> ConvPlan:
+        """How the convolution is computed. ValueError, with the reasons, where no schedule takes it."""
+        o = self.options
+        return decide(problem, o.target, o.threads, o.algorithm, o.im2col_cap, o.records)
 
 
 class Refused(Exception):

@@ -18,11 +18,10 @@ from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Refused
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.expressions import expression_of
-from convopt.lowering.im2col import best_unfolding, im2col_calls
+from convopt.lowering.im2col import im2col_calls
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
-from convopt.selection.choose import CONV_FAMILIES, EXACT_FAMILIES, choose_conv, conv_seconds
 
 MOST_PHASES = 256
 
@@ -207,22 +206,14 @@ class _Part:
 
 
 def conv_calls(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> list[KernelCall]:
-    """The cheapest of the conv schedules and im2col + GEMM, or what `context.options.algorithm` asks for."""
-    target, threads, algorithm = context.target, context.threads, context.options.algorithm
-    unfoldable = problem.taps > 1  # without taps im2col + GEMM is the conv itself
+    """One of the conv schedules, or im2col + GEMM: measured, by estimate, or what the options ask for."""
     try:
-        if algorithm == "im2col" and unfoldable:
-            return im2col_calls(problem, operands, context)
-        families = CONV_FAMILIES if algorithm == "auto" else EXACT_FAMILIES
-        schedule = choose_conv(problem, target, threads, families)
-        # Each other family beats any unfolded matrix where it is the cheapest.
-        if algorithm == "auto" and unfoldable and schedule.name == "direct":
-            unfolded = best_unfolding(problem, target, threads, context.options.im2col_cap)
-            if unfolded.seconds < conv_seconds(schedule, problem, target, threads):
-                return im2col_calls(problem, operands, context)
+        plan = context.plan(problem)
     except ValueError as error:
         raise Refused(str(error)) from error
-    return [packed_call(schedule, problem, operands, context)]
+    if plan.expand_col:
+        return im2col_calls(problem, plan.expand_col, plan.schedule, operands, context)
+    return [packed_call(plan.schedule, problem, operands, context)]
 
 
 def _transposed_parts(g: _Geometry, weights: Array, y: TensorView, others: list[TensorView]) -> list[_Part]:

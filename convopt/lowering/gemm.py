@@ -96,7 +96,7 @@ def _static(
     weights = np.asarray(matrix, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1)
     biases = None if bias is None else np.broadcast_to(bias, (g, n))
     problem = _problem(m, expression, bias is not None)
-    schedule = choose_conv(problem, context.target, context.threads)
+    schedule = context.plan(problem).schedule
     scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets)
     return packed_call(schedule, problem, scaled, context)
 

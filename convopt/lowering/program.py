@@ -83,6 +83,15 @@ def build_program(
     return loaded
 
 
+def lower_only(model: ir.Model, options: LoweringOptions) -> None:
+    """Everything before the kernels are compiled: asks `options.records` about each convolution.
+
+    Raises:
+        Fallbacks: groups that were refused.
+    """
+    _Builder(model.graph, options).lower()
+
+
 def _check_islands(loaded: LoadedProgram, threads: int) -> None:
     """Makes the islands' sessions now: what onnxruntime refuses is said here, not at the first call."""
     for step in loaded.program.steps:

@@ -84,7 +84,8 @@ class ExecutionContext:
         return outputs
 
     def _run_island(self, step: IslandStep, inputs: Sequence[Array], outputs: list[Any]) -> None:
-        session = self.loaded.islands.get(step.model, self.threads)
+        threads = 1 if self.loaded.program.meta.get("deterministic") else self.threads
+        session = self.loaded.islands.get(step.model, threads)
         feeds = {spec.name: self._at(spec, place, inputs, outputs) for spec, place in step.inputs}
         try:
             results = session.run([spec.name for spec, _ in step.outputs], feeds)

@@ -61,6 +61,8 @@ def _program(loaded: LoadedProgram) -> list[str]:
     ]
     if verified := program.meta.get("verified"):
         lines.append(f"  verified: {verified}")
+    if deterministic := program.meta.get("deterministic"):
+        lines.append(f"  deterministic: {deterministic}")
     for place in program.placement:
         if place.where == "fallback":
             lines.append(f"  fallback {place.op} {place.node}: {place.detail}")

@@ -81,6 +81,20 @@ def _cpu_flags() -> tuple[str, frozenset[str]]:
     return vendor, flags
 
 
+@functools.cache
+def chip_name() -> str:
+    """This machine's processor as it calls itself, e.g. "AMD EPYC 7763 64-Core Processor"."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
 def _cache_bytes(level: int) -> int | None:
     """Size of core 0's data or unified cache of that level as sysfs says, None where it doesn't."""
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from convopt.compiler import lower_graph
+from convopt.grouping import lower_graph
 from convopt.frontends.onnx_file import load
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, _Builder

@@ -1,0 +1,69 @@
+"""From a model behind its graph passes to groups with layouts, and the convolutions among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from convopt.lowering.base import LoweringOptions
+from convopt.lowering.program import Fallbacks, lower_only
+from convopt.passes import PassContext, run_passes
+from convopt.passes.assign_layout import AssignLayout
+from convopt.passes.base import After, Pass
+from convopt.passes.group_kernels import GroupKernels
+from convopt.passes.lower_batchnorm import LowerBatchNorm
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.selection.plans import choose_plan, plan_seconds
+from convopt.tuning.records import Collector
+
+DETERMINISTIC_THREADS = 4  # that deterministic choices are made for, whatever the module's number is
+
+
+def kernel_passes(refused: Mapping[str, str]) -> tuple[Pass, ...]:
+    """From standard ONNX with static shapes to groups with layouts; `refused` (node: reason) fall back."""
+    return LowerBatchNorm(), GroupKernels(tuple(refused.items())), AssignLayout()
+
+
+def lower_graph(
+    graph: ir.Model, context: PassContext, refused: Mapping[str, str], after: After | None
+) -> ir.Model:
+    """A copy of the graph, cut into groups and with layouts; `refused` nodes become islands."""
+    lowered = graph.clone()
+    context = PassContext(target=context.target, shapes=context.shapes)
+    run_passes(lowered, kernel_passes(refused), context, after)
+    return lowered
+
+
+def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOptions) -> Counter[ConvProblem]:
+    """Each convolution that the lowering chooses a plan for, with how often it occurs.
+
+    graph: a model behind its graph passes; it is not changed.
+    """
+    refused: dict[str, str] = {}
+    while True:
+        collector = Collector()
+        try:
+            lower_only(lower_graph(graph, context, refused, None), replace(options, records=collector))
+            return collector.problems
+        except Fallbacks as fallbacks:
+            new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}
+            if not new:
+                return collector.problems
+            refused.update(new)
+
+
+def deterministic_price(graph: ir.Model, context: PassContext, options: LoweringOptions) -> str:
+    """What choosing for DETERMINISTIC_THREADS costs on the module's own number, in words."""
+    o, text = options, "equal bits for every number of threads"
+    fixed = free = 0.0
+    for problem, count in conv_problems(graph, context, o).items():
+        for threads in (DETERMINISTIC_THREADS, o.threads):
+            plan = choose_plan(problem, o.target, threads, o.algorithm, o.im2col_cap)
+            seconds = count * plan_seconds(plan, problem, o.target, o.threads, o.im2col_cap)
+            fixed, free = (fixed + seconds, free) if threads != o.threads else (fixed, free + seconds)
+    if o.threads == DETERMINISTIC_THREADS or not free:
+        return text
+    return f"{text}; by estimate the convolutions take {fixed / free:.2f} times as long as with a free choice"

@@ -1,0 +1,1 @@
+"""Choosing schedules by measurement, and remembering what was measured."""

@@ -1,0 +1,119 @@
+"""Where candidates are timed: a process on this machine, one that may crash or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+# Of the scale of the output. What is rounded to 16 bits anywhere differs by more than sums in another order.
+TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A quick measurement: the best time of a few runs, or why there is none."""
+
+    seconds: float | None
+    failure: str | None = None
+
+
+class Runner(Protocol):
+    """Times candidates of one convolution after another; files stay valid until `reset`.
+
+    timeout: seconds; a candidate that takes longer has failed.
+    """
+
+    def reset(self) -> None:
+        """What comes next is another convolution's."""
+        ...
+
+    def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe: ...
+
+    def race(self, paths: Sequence[Path], seconds: float, timeout: float) -> list[list[float]] | str:
+        """The best time of each turn for each path, timed in turn; a text says why there are none."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalRunner:
+    """One measuring process, started again after it died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def reset(self) -> None:
+        if self._process is not None:
+            self._ask({"reset": True}, 10.0)
+
+    def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe:
+        return judged(self._ask({"probe": str(path), "reference": str(reference)}, timeout), tolerance)
+
+    def race(self, paths: Sequence[Path], seconds: float, timeout: float) -> list[list[float]] | str:
+        answer = self._ask({"race": [str(path) for path in paths], "seconds": seconds}, timeout)
+        return str(answer["error"]) if "error" in answer else list(answer["turns"])
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):  # what its reader never read
+                        stream.close()
+
+    def _ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        limit = math.ceil(timeout) + 1
+        try:
+            process.stdin.write(json.dumps(request | {"limit": limit}) + "\n")
+            process.stdin.flush()
+        except OSError as error:
+            self.close()
+            return {"error": f"the measuring process is gone: {error}"}
+        if not select.select([process.stdout], [], [], timeout)[0]:
+            self.close()
+            return {"error": f"took longer than {timeout:.1f} s"}
+        line = process.stdout.readline()
+        if not line:
+            code = process.wait()
+            self.close()
+            return {"error": f"crashed ({'signal' if code < 0 else 'exit'} {abs(code)})"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "convopt.tuning.measuring"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            )
+        return self._process
+
+
+def judged(answer: dict[str, Any], tolerance: float) -> Probe:
+    """The answer to a probe; a result that differs from the reference's is a failure."""
+    if "error" in answer:
+        return Probe(None, str(answer["error"]))
+    difference = answer["difference"]
+    if difference is None or difference > tolerance:
+        return Probe(None, f"wrong result: it differs by {difference} of the output's scale")
+    return Probe(float(answer["seconds"]))

@@ -1,0 +1,72 @@
+"""Which candidates to measure next: the model's best, then what lies around the best measured one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.selection.plans import ConvPlan, plan_seconds, ranked, why_not
+from convopt.targets import Target
+
+# The fields that may take values between those of a family's own space.
+FREE_FIELDS = {
+    "direct": ("pixels", "channel_block", "feature_chunk", "row_chunk"),
+    "few-features": ("pixels", "tile_chunk"),
+    "depthwise": ("rows", "columns", "channel_chunk"),
+    "winograd": ("pixels", "tile_rows"),
+}
+MODEL_BEST = 16  # of the model's order; beyond, the neighbours of what was measured come first
+
+
+def next_plans(
+    problem: ConvProblem,
+    target: Target,
+    threads: int,
+    cap: int,
+    tried: Sequence[ConvPlan],
+    seeds: Sequence[ConvPlan],
+    count: int,
+) -> list[ConvPlan]:
+    """Up to `count` plans that were not tried yet.
+
+    tried: the fastest first. seeds: what was best for the same convolution at other batch sizes.
+    """
+    found: dict[ConvPlan, None] = {}
+    known = set(tried)
+    for plan in _in_order(problem, target, threads, cap, tried, seeds):
+        if plan not in known:
+            found[plan] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _in_order(
+    problem: ConvProblem,
+    target: Target,
+    threads: int,
+    cap: int,
+    tried: Sequence[ConvPlan],
+    seeds: Sequence[ConvPlan],
+) -> Iterator[ConvPlan]:
+    yield from (plan for plan in seeds if why_not(plan, problem, target, cap) is None)
+    order = [plan for plan, _ in ranked(problem, target, threads, cap)]
+    yield from order[:MODEL_BEST]
+    for best in tried[:2]:
+        yield from neighbours(best, problem, target, threads, cap)
+    yield from order[MODEL_BEST:]
+
+
+def neighbours(
+    plan: ConvPlan, problem: ConvProblem, target: Target, threads: int, cap: int
+) -> list[ConvPlan]:
+    """The plans that differ in one field by a little, the cheapest by estimate first."""
+    found = []
+    for name in FREE_FIELDS.get(plan.schedule.name, ()):
+        value = getattr(plan.schedule, name)
+        for other in sorted({value - 1, value + 1, value // 2, value * 2, value * 3 // 2} - {value}):
+            near = replace(plan, schedule=replace(plan.schedule, **{name: other})) if other > 0 else None
+            if near is not None and why_not(near, problem, target, cap) is None:
+                found.append(near)
+    return sorted(found, key=lambda near: plan_seconds(near, problem, target, threads, cap))
