@@ -74,9 +74,18 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         help="that all intermediates together may take; beyond it the command fails (default: no limit)",
     )
     parser.add_argument(
+        "--tune", type=duration, metavar="TIME", help="to spend on measuring schedules first: 60s, 10m, 1h"
+    )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="equal bits for every number of threads; nothing measured is used",
+    )
+    parser.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="where compiled kernels are kept (default: $CONVOPT_CACHE, else the user's cache folder)",
+        help="where compiled kernels and measurements are kept (default: $CONVOPT_CACHE, else the user's"
+        " cache folder)",
     )
 
 
@@ -88,8 +97,9 @@ def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "precision": arguments.precision,
         "skip": tuple(arguments.skip),
         "algorithm": arguments.algorithm,
+        "deterministic": arguments.deterministic,
     }
-    for name in ("threads", "im2col_cap", "workspace_cap", "cache_dir"):
+    for name in ("threads", "im2col_cap", "workspace_cap", "tune", "cache_dir"):
         if (value := getattr(arguments, name)) is not None:
             options[name] = value
     return options
@@ -124,6 +134,18 @@ def positive(text: str) -> int:
 
 
 positive.__name__ = "positive integer"  # argparse names the type in its message
+
+
+def duration(text: str) -> float:
+    """An argparse type: `60s`, `10m`, `1.5h`, or plain seconds."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    value = float(text[:-1]) * unit if unit else float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+duration.__name__ = "duration such as 60s, 10m or 1h"  # argparse names the type in its message
 
 
 def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:

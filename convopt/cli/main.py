@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from convopt import __version__
-from convopt.cli import analyze, bench, explain, optimize, run, targets
+from convopt.cli import analyze, bench, cache, explain, optimize, run, targets, tune
 from convopt.cli.command import Command
 from convopt.errors import ConvoptError
 
@@ -19,6 +19,8 @@ COMMANDS: tuple[Command, ...] = (
     run.COMMAND,
     analyze.COMMAND,
     explain.COMMAND,
+    tune.COMMAND,
+    cache.COMMAND,
     targets.COMMAND,
     bench.COMMAND,
 )

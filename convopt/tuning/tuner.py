@@ -31,6 +31,7 @@ WORTH_A_RACE = 0.99  # of the untuned plan's quick time
 WIN = 0.98  # of the untuned plan's time, the median of the turns: less is noise
 RACE_SECONDS = 0.2  # for each runner of a race
 CANDIDATE_TIMEOUT = 10.0
+LEAST_VISIT = 1.0  # seconds: with less left no visit is begun
 GRACE = 4.0  # seconds past the budget that what has begun may take
 DECAY = 0.5  # of a convolution's expected gain with each visit without a new record
 
@@ -101,23 +102,19 @@ class Tuner:
         self.report = report or (lambda status: None)
         self._end = self._start = 0.0
         self._budget = 0.0
-        self._visit_seconds = 0.0  # the longest visit so far
 
     def tune(self, tasks: Sequence[Task], budget: float) -> list[Outcome]:
         """Spends about `budget` seconds, less where nothing is left to try."""
         self._start, self._budget = time.monotonic(), budget
         self._end = self._start + budget
         states = [self._state(task) for task in tasks]
-        while states and self._left() > 0:
-            state = max(states, key=lambda s: 0.0 if s.exhausted else s.weight)
-            # A visit that can't end in time is not begun; the first one shows how long they take.
-            if state.exhausted or self._left() + GRACE / 2 < self._visit_seconds:
+        while self._left() > LEAST_VISIT:
+            state = max(states, key=lambda s: 0.0 if s.exhausted else s.weight, default=None)
+            if state is None or state.exhausted:
                 break
-            began = time.monotonic()
             self._report(states, state)
             found = self._visit(state)
             state.weight *= 1.0 if found else DECAY
-            self._visit_seconds = max(self._visit_seconds, time.monotonic() - began)
         return [self._outcome(state) for state in states]
 
     def _state(self, task: Task) -> _State:

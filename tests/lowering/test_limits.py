@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from convopt.grouping import lower_graph
 from convopt.frontends.onnx_file import load
+from convopt.grouping import lower_graph
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, _Builder
 from convopt.lowering.storage import Place
