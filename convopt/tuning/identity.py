@@ -42,6 +42,10 @@ class TaskKey:
         fields = json.loads(self.problem)
         for view in (fields["x"], fields["y"], *fields["others"]):
             view["shape"][1] = 0
+            # What a dim of one element would move may depend on the batch.
+            view["strides"] = [
+                s if n != 1 else 0 for n, s in zip(view["shape"], view["strides"], strict=True)
+            ]
         text = json.dumps([self.operator, fields, self.target, self.generator], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
