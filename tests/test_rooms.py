@@ -15,17 +15,18 @@ LONGEST_FILE = 400
 # compiler see everything below them. The runtime sees nothing of the compiling half.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "sessions": frozenset(),
     "targets": frozenset(),
-    "ir": frozenset(),
+    "ir": frozenset({"sessions"}),
     "frontends": frozenset({"ir"}),
-    "runtime": frozenset(),
+    "runtime": frozenset({"sessions"}),
     "analysis": frozenset({"ir", "targets"}),
     "schedules": frozenset({"targets"}),
     "selection": frozenset({"schedules", "targets"}),
     "codegen": frozenset({"schedules", "targets"}),
     "lowering": frozenset({"codegen", "ir", "runtime", "schedules", "selection", "targets"}),
     "tuning": frozenset({"codegen", "lowering", "runtime", "schedules", "selection", "targets"}),
-    "passes": frozenset({"analysis", "ir", "lowering", "selection", "targets"}),
+    "passes": frozenset({"analysis", "ir", "lowering", "selection", "sessions", "targets"}),
     "verification": frozenset({"ir", "passes", "runtime"}),
     "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "tuning"}),
     "compiler": frozenset(

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from convopt.errors import ModelError
 from convopt.ir.shapes import type_proto
 from convopt.ir.values import Array, attribute, is_op, label
+from convopt.sessions import run_session
 
 # Their results differ from call to call, or can't be told from the inputs' values alone.
 NOT_PURE = frozenset(
@@ -58,7 +59,8 @@ def _run(node: ir.Node, inputs: Sequence[Array | None], opsets: Mapping[str, int
     import onnx
     import onnxruntime as ort
 
-    feeds = {v.name: a for v, a in zip(node.inputs, inputs, strict=True) if v is not None and a is not None}
+    pairs = zip(node.inputs, inputs, strict=True)
+    feeds = {v.name: a for v, a in pairs if v is not None and v.name and a is not None}
     values = {v.name: v for v in node.inputs if v is not None}
     kept = [v for v in node.outputs if v.name]
     graph = onnx.helper.make_graph(
@@ -70,7 +72,7 @@ def _run(node: ir.Node, inputs: Sequence[Array | None], opsets: Mapping[str, int
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
     session = ort.InferenceSession(model.SerializeToString(), session_options(), ["CPUExecutionProvider"])
-    results = iter(session.run([v.name for v in kept], feeds))
+    results = iter(run_session(session, [v.name or "" for v in kept], feeds))
     return [np.asarray(next(results)) if v.name else np.empty(0) for v in node.outputs]
 
 

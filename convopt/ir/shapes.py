@@ -126,7 +126,7 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
         found = shape_inference.infer_node_outputs(
             schema, ir.serde.serialize_node(node), types, data, None, imports
         )
-    except shape_inference.InferenceError as error:
+    except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{label(node)}: {_first_reason(error)} (input shapes {_shapes(node)})") from error
     for value in node.outputs:
         proto = found.get(value.name or "")

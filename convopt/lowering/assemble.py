@@ -198,7 +198,7 @@ def _spec(value: ir.Value) -> TensorSpec:
 
 def _itemsize(value: ir.Value) -> int:
     assert value.dtype is not None
-    return int(value.dtype.itemsize) if value.dtype != ir.DataType.STRING else 8
+    return int(value.dtype.numpy().itemsize) if value.dtype != ir.DataType.STRING else 8
 
 
 def _island_model(group: ir.Node, graph: ir.Graph) -> bytes:

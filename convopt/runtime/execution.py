@@ -23,6 +23,7 @@ from convopt.runtime import forks
 from convopt.runtime.loaded import LoadedProgram, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import address, allocate, empty
 from convopt.runtime.program import Address, IslandStep, TensorSpec
+from convopt.sessions import run_session
 
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +89,7 @@ class ExecutionContext:
         session = self.loaded.islands.get(step.model, threads)
         feeds = {spec.name: self._at(spec, place, inputs, outputs) for spec, place in step.inputs}
         try:
-            results = session.run([spec.name for spec, _ in step.outputs], feeds)
+            results = run_session(session, [spec.name for spec, _ in step.outputs], feeds)
         except Exception as error:  # onnxruntime raises a type of its own for each refusal
             raise ExecutionError(f"{step.label} ({', '.join(step.nodes)}): {error}") from error
         for (spec, place), result in zip(step.outputs, results, strict=True):

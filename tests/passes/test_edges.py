@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
+from convopt.errors import ModelError
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes
 from convopt.passes.bind_shapes import BindShapes
 from tests.passes.support import assert_same, parse, run_unoptimised
@@ -96,3 +98,10 @@ def test_output_shape_beyond_the_windows() -> None:
     expected = np.broadcast_to(bias.numpy().reshape(1, 3, 1, 1), (1, 3, 9, 9)).copy()
     expected[:, :, :8, :8] = run_unoptimised(ir.to_proto(parse(plain)), feeds)["y"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_an_element_type_that_the_operator_does_not_take() -> None:
+    """The onnx package calls this a failed validation, not a failed inference."""
+    model = parse("g (float16[2] x) => (float16[2] y) { y = Celu (x) }")
+    with pytest.raises(ModelError, match=r"Celu 'y': .*float16"):
+        run_passes(model, GRAPH_PASSES, PassContext())
