@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from convopt import __version__
 from convopt.codegen.cache import KernelCache
+from convopt.codegen.device import why_no_compiler
 from convopt.errors import CompileError, InputError
 from convopt.frontends.onnx_file import load as load_model
 from convopt.grouping import (
@@ -36,11 +37,13 @@ from convopt.lowering.program import Fallbacks, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
 from convopt.passes.base import After, Pass, PassReport
 from convopt.passes.check import CheckEachPass
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.device import why_no_device
+from convopt.runtime.device_program import DeviceProgram
+from convopt.runtime.loaded import Loaded
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.targets import host_cpu
+from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, find_target, host_cpu
 from convopt.targets.cpu import usable_cores
 from convopt.tuning.records import open_records
 from convopt.tuning.session import tune_problems
@@ -77,7 +80,8 @@ def optimize(
     source: a path, the file's bytes, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
     shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is
         bound at the first call; another shape compiles another Program, of which `max_programs` are kept.
-    target: "cpu", this machine's. precision: of the arithmetic inside, "fp32"; inputs and outputs keep the
+    target: "cpu", this machine's; "opencl"; or a chip as `convopt targets` lists them, e.g. "cuda:sm_90",
+        which need not be here. precision: of the arithmetic inside, "fp32"; inputs and outputs keep the
         model's dtypes.
     threads: how many run a kernel; by default all usable cores.
     verify: True compares every Program with onnxruntime, unoptimised, on a random input, or on the given
@@ -100,7 +104,7 @@ def optimize(
         or a Program beyond workspace_cap. VerificationError: with verify="raise".
     """
     threads = usable_cores() if threads is None else threads
-    _check_choices(target, precision, verify, check, skip, algorithm)
+    _check_choices(precision, verify, check, skip, algorithm)
     _check_count("threads", threads, MOST_THREADS)
     _check_count("im2col_cap", im2col_cap)
     _check_count("max_programs", max_programs)
@@ -110,7 +114,9 @@ def optimize(
     cache = KernelCache(None if cache_dir is None else Path(cache_dir))
     if tune is not None and (deterministic or algorithm != "auto"):
         raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
-    options = LoweringOptions(host_cpu(), threads, im2col_cap, algorithm)
+    if tune is not None and target != "cpu":
+        raise InputError(f"tune measures on this machine's CPU; target is {target!r}")
+    options = LoweringOptions(_find_target(target), threads, im2col_cap, algorithm)
     compiler = _Compiler(
         model, options, cache, verify, check, tuple(skip), workspace_cap, tune, deterministic, after, progress
     )
@@ -131,6 +137,20 @@ def optimize(
     )
 
 
+def _find_target(name: str) -> CpuTarget | GpuTarget:
+    """InputError: no such target. CompileError: nothing here compiles for it; with the remedy."""
+    if name == "cpu":
+        return host_cpu()
+    if not isinstance(name, str) or name not in GPU_TARGETS:
+        raise InputError(
+            f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
+        )
+    found = find_target(name)
+    if (refusal := why_no_compiler(found)) is not None:
+        raise CompileError(f"target {name}: {refusal}")
+    return found
+
+
 def _check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         limit = f" to {most}" if most < 2**63 - 1 else " or more"
@@ -138,10 +158,8 @@ def _check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
 
 
 def _check_choices(
-    target: str, precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
+    precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
 ) -> None:
-    if target != "cpu":
-        raise InputError(f"target {target!r} is not available; expected cpu")
     if precision != "fp32":
         raise InputError(f"precision {precision!r} is not available; expected fp32")
     if not isinstance(verify, bool | Mapping) and verify != "raise":
@@ -208,7 +226,7 @@ class _Compiler:
     after: After | None
     progress: Progress | None
 
-    def compile(self, shapes: Mapping[str, Sequence[int]]) -> LoadedProgram:
+    def compile(self, shapes: Mapping[str, Sequence[int]]) -> Loaded:
         start = time.perf_counter()
         graph, context = self.model.clone(), self._context(shapes)
         after = self._observer(graph, context)
@@ -243,6 +261,9 @@ class _Compiler:
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[LoweringOptions]:
         """The options with what was measured; deterministic ones are for a fixed number of threads."""
+        if isinstance(self.options.target, GpuTarget):
+            yield self.options
+            return
         if self.deterministic:
             yield replace(self.options, threads=DETERMINISTIC_THREADS)
             return
@@ -277,16 +298,19 @@ class _Compiler:
         options: LoweringOptions,
         refused: dict[str, str],
         after: After,
-    ) -> LoadedProgram:
+    ) -> Loaded:
         """The Program of a graph; `refused` grows by what turns out not to be compilable."""
         while True:
             lowered = lower_graph(graph, context, refused, after)
             meta = {
                 "convopt": __version__,
                 "target": self.options.target.name,
-                "cpu_flags": list(self.options.target.cpu_flags),
                 "threads": self.options.threads,
             }
+            if isinstance(self.options.target, GpuTarget):
+                meta["kind"] = self.options.target.kind
+            else:
+                meta["cpu_flags"] = list(self.options.target.cpu_flags)
             try:
                 return build_program(lowered, options, self.cache, meta, self.progress)
             except Fallbacks as fallbacks:
@@ -300,10 +324,15 @@ class _Compiler:
         graph: ir.Model,
         context: PassContext,
         options: LoweringOptions,
-        loaded: LoadedProgram,
+        loaded: Loaded,
         refused: dict[str, str],
         after: After,
-    ) -> LoadedProgram:
+    ) -> Loaded:
+        if isinstance(loaded, DeviceProgram) and (refusal := why_no_device(loaded.kind)) is not None:
+            if self.verify == "raise":
+                raise CompileError(f"can't verify: {refusal}")
+            loaded.program.meta["verified"] = f"not verified: {refusal}"
+            return loaded
         given = self.verify if isinstance(self.verify, Mapping) else {}
         verifier = Verifier(self.model, graph, context, given)
         while (difference := verifier.difference(loaded)) is not None:

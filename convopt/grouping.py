@@ -61,8 +61,8 @@ def deterministic_price(graph: ir.Model, context: PassContext, options: Lowering
     fixed = free = 0.0
     for problem, count in conv_problems(graph, context, o).items():
         for threads in (DETERMINISTIC_THREADS, o.threads):
-            plan = choose_plan(problem, o.target, threads, o.algorithm, o.im2col_cap)
-            seconds = count * plan_seconds(plan, problem, o.target, o.threads, o.im2col_cap)
+            plan = choose_plan(problem, o.cpu, threads, o.algorithm, o.im2col_cap)
+            seconds = count * plan_seconds(plan, problem, o.cpu, o.threads, o.im2col_cap)
             fixed, free = (fixed + seconds, free) if threads != o.threads else (fixed, free + seconds)
     if o.threads == DETERMINISTIC_THREADS or not free:
         return text

@@ -16,7 +16,7 @@ from convopt.ir.values import static_shape, unique_name
 from convopt.passes.base import PassContext
 from convopt.passes.check import draw_inputs, relative_error, run_reference
 from convopt.runtime.execution import ContextPool
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.loaded import Loaded
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +60,7 @@ class Verifier:
                 self._reference = what
                 break
 
-    def difference(self, loaded: LoadedProgram) -> VerificationError | None:
+    def difference(self, loaded: Loaded) -> VerificationError | None:
         """What differs from the reference; None where all outputs are within the tolerance."""
         if self._expected is None:
             return None
@@ -76,7 +76,7 @@ class Verifier:
         self.report = f"equal to {self._reference} in onnxruntime within {worst:.1e} of the output's scale"
         return None
 
-    def guilty(self, build: Callable[[ir.Model], LoadedProgram], lowered: ir.Model) -> dict[str, str]:
+    def guilty(self, build: Callable[[ir.Model], Loaded], lowered: ir.Model) -> dict[str, str]:
         """(node, reason) of the first group, in order, whose output differs while all before it are right.
 
         The groups' outputs are copied out by kernels behind them, so the kernels themselves stay the same.
@@ -106,7 +106,7 @@ def _error(expected: Array, found: Array) -> float:
     return relative_error(expected, found, LEAST_SCALE)
 
 
-def _outputs(loaded: LoadedProgram, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def _outputs(loaded: Loaded, feeds: Mapping[str, Array]) -> dict[str, Array]:
     arrays = [feeds[spec.name] for spec in loaded.program.inputs]
     results = ContextPool(1, 0).run(loaded, arrays)
     return {spec.name: array for spec, array in zip(loaded.program.outputs, results, strict=True)}

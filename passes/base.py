@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from convopt.errors import ConvoptError
 from convopt.ir.values import forget_names
-from convopt.targets import Target
+from convopt.targets import CpuTarget, GpuTarget
 
 
 class PassError(ConvoptError):
@@ -49,7 +49,7 @@ class PassContext:
     log: (name of the pass, its report), in the order in which they ran.
     """
 
-    target: Target | None = None
+    target: CpuTarget | GpuTarget | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     log: list[tuple[str, PassReport]] = field(default_factory=list)
 

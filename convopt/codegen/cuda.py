@@ -61,12 +61,16 @@ def cuda_source(lowered: LoweredKernels, target: GpuTarget) -> str:
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
     """(cubin, what ptxas said of each kernel). CompileError: no compiler, or its words."""
+    check_compiler()
     nvcc = find_nvcc()
-    if nvcc is not None:
-        return _by_nvcc(nvcc, source, arch)
-    if util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None:
-        return _by_nvrtc(source, arch)
-    raise CompileError(MISSING)
+    return _by_nvrtc(source, arch) if nvcc is None else _by_nvcc(nvcc, source, arch)
+
+
+def check_compiler() -> None:
+    """CompileError: neither nvcc nor NVRTC."""
+    nvrtc = util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None
+    if find_nvcc() is None and not nvrtc:
+        raise CompileError(MISSING)
 
 
 @functools.cache

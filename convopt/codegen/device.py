@@ -97,3 +97,15 @@ def kernel_code(schedule: Any, problem: Any, target: CpuTarget | GpuTarget, symb
     from convopt.codegen.cpu import object_code
 
     return object_code(schedule.apply(problem, target, symbol), target)
+
+
+def why_no_compiler(target: GpuTarget) -> str | None:
+    """What is missing here to compile for the target, in words with the remedy; None if nothing."""
+    if target.kind not in GENERATORS:
+        return f"there is no code generator for {target.kind} yet"
+    generator = importlib.import_module(f"convopt.codegen.{target.kind}")
+    try:
+        generator.check_compiler()
+    except CompileError as error:
+        return str(error)
+    return None

@@ -147,3 +147,9 @@ def with_resources(kernels: tuple[DeviceKernel, ...], assembly: str) -> tuple[De
             )
         )
     return tuple(result)
+
+
+def check_compiler() -> None:
+    """CompileError: no device libraries, or no linker."""
+    library_folder()
+    find_lld()

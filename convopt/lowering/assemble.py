@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from convopt.codegen.cache import symbol_of
+from convopt.codegen.device import DeviceCode
 from convopt.ir.groups import REFUSED, body_of
 from convopt.ir.values import Array, constant, static_shape
 from convopt.lowering import arena
@@ -19,13 +20,14 @@ from convopt.runtime.program import (
     Address,
     IslandStep,
     KernelStep,
+    Launch,
     Placement,
     Program,
     Space,
     Step,
     TensorSpec,
 )
-from convopt.targets import Target
+from convopt.targets import CpuTarget, GpuTarget
 
 LAUNCH_SECONDS = 2e-6  # a launch on several threads and the wait for all of them
 
@@ -46,7 +48,7 @@ def node_names(group: ir.Node) -> list[str]:
 class Assembler:
     """Puts the lowered groups in a row: lifetimes, addresses, weights, steps.
 
-    keys: of the compiled kernel of each call, by the call's id.
+    keys: of the compiled kernel of each call, by the call's id. codes: of the compiled kernels of a device.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class Assembler:
         plan: StoragePlan,
         works: list[LoweredGroup],
         keys: dict[int, str],
-        target: Target,
+        target: CpuTarget | GpuTarget,
+        codes: Mapping[str, DeviceCode] | None = None,
     ) -> None:
         self.graph, self.plan, self.works, self.keys, self.target = graph, plan, works, keys, target
+        self.codes = codes or {}
         self.islands: list[bytes] = []
         self._blob: list[bytes] = []
         self._blob_size = 0
@@ -142,20 +146,29 @@ class Assembler:
 
     def _steps(self, work: LoweredGroup) -> Iterable[Step]:
         for call in work.calls:
-            yield self._kernel_step(call, node_names(work.group))
+            yield from self._kernel_steps(call, node_names(work.group))
         if work.island:
             yield self._island_step(work.group)
 
-    def _kernel_step(self, call: KernelCall, nodes: list[str]) -> KernelStep:
-        offsets = call.offsets or (0,) * len(call.operands)
-        return KernelStep(
-            symbol_of(self.keys[id(call)]),
-            tuple(self._address(o, at) for o, at in zip(call.operands, offsets, strict=True)),
+    def _kernel_steps(self, call: KernelCall, nodes: list[str]) -> Iterable[KernelStep]:
+        offsets, key = call.offsets or (0,) * len(call.operands), self.keys[id(call)]
+        args = tuple(self._address(o, at) for o, at in zip(call.operands, offsets, strict=True))
+        label = call.label or call.schedule.name
+        if isinstance(self.target, GpuTarget):
+            for kernel in self.codes[key].kernels:
+                launch = Launch(kernel.grid, kernel.block, kernel.dynamic_shared)
+                yield KernelStep(
+                    kernel.symbol, args, nodes=tuple(nodes), label=label, launch=launch, binary=key
+                )
+            return
+        yield KernelStep(
+            symbol_of(key),
+            args,
             call.schedule.tasks(call.problem, self.target),
             call.schedule.scratch_bytes(call.problem, self.target),
             call.schedule.cost(call.problem, self.target).seconds < LAUNCH_SECONDS,
             tuple(nodes),
-            call.label or call.schedule.name,
+            label,
         )
 
     def _island_step(self, group: ir.Node) -> IslandStep:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import Algorithm, ConvPlan, Records, decide
-from convopt.targets import Target
+from convopt.targets import CpuTarget, GpuTarget
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +58,18 @@ class LoweringOptions:
     record where `records` has one, else by cost.
     """
 
-    target: Target
+    target: CpuTarget | GpuTarget
     threads: int
     im2col_cap: int = 64 << 20
     algorithm: Algorithm = "auto"
     records: Records | None = None
+
+    @property
+    def cpu(self) -> CpuTarget:
+        """The target, where only a CPU can be meant: plans and their tuning."""
+        if not isinstance(self.target, CpuTarget):
+            raise ValueError(f"{self.target.name} is no CPU")
+        return self.target
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class LoweringContext:
     options: LoweringOptions
 
     @property
-    def target(self) -> Target:
+    def target(self) -> CpuTarget | GpuTarget:
         return self.options.target
 
     @property
@@ -83,7 +90,7 @@ class LoweringContext:
     def plan(self, problem: ConvProblem) -> ConvPlan:
         """How the convolution is computed. ValueError, with the reasons, where no schedule takes it."""
         o = self.options
-        return decide(problem, o.target, o.threads, o.algorithm, o.im2col_cap, o.records)
+        return decide(problem, o.cpu, o.threads, o.algorithm, o.im2col_cap, o.records)
 
 
 class Refused(Exception):

@@ -18,10 +18,12 @@ from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Refused
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.expressions import expression_of
+from convopt.lowering.gpu_conv import gpu_conv_calls
 from convopt.lowering.im2col import im2col_calls
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
+from convopt.targets import GpuTarget
 
 MOST_PHASES = 256
 
@@ -207,6 +209,8 @@ class _Part:
 
 def conv_calls(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> list[KernelCall]:
     """One of the conv schedules, or im2col + GEMM: measured, by estimate, or what the options ask for."""
+    if isinstance(context.target, GpuTarget):
+        return gpu_conv_calls(problem, operands, context, context.target)
     try:
         plan = context.plan(problem)
     except ValueError as error:

@@ -8,8 +8,8 @@ from itertools import pairwise
 import onnx_ir as ir
 
 from convopt.lowering.base import KernelCall, LoweringContext, Refused
+from convopt.lowering.simple import simple_call
 from convopt.lowering.storage import Place, Storage
-from convopt.schedules import pointwise
 from convopt.schedules.base import TensorView
 from convopt.schedules.halo import HaloFill, HaloProblem
 from convopt.schedules.pointwise_problem import PointwiseProblem
@@ -44,7 +44,7 @@ def copy_call(source: ir.Value, output: ir.Value, context: LoweringContext) -> K
     if view.shape != to.shape:
         view, to = _common_shape(view, to)
     problem = PointwiseProblem((view,), (to,), identity())
-    return KernelCall(pointwise.default(problem, context.target), problem, (source, output), "copy")
+    return simple_call(problem, (source, output), context, "copy")
 
 
 def _common_shape(a: TensorView, b: TensorView) -> tuple[TensorView, TensorView]:

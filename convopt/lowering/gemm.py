@@ -19,12 +19,14 @@ from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv import broadcast, epilogue_of
 from convopt.lowering.conv_operands import ConvOperands, packed_call
+from convopt.lowering.gpu_conv import gpu_conv_calls, gpu_dynamic_calls
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
 from convopt.schedules.primitives.expression import Expression, Op
 from convopt.selection.choose import choose_conv
+from convopt.targets import GpuTarget
 
 _ONES = (1, 1, 1)
 MOST_CALLS = 256
@@ -70,7 +72,7 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         if weight is None:
             calls += _dynamic(m, expression, bias, b, operands, context)
         else:
-            calls.append(_static(m, expression, weight, scale, bias, operands, context))
+            calls += _static(m, expression, weight, scale, bias, operands, context)
     return calls
 
 
@@ -86,7 +88,7 @@ def _static(
     bias: Array | None,
     operands: tuple[Operand, ...],
     context: LoweringContext,
-) -> KernelCall:
+) -> list[KernelCall]:
     g, k, n = m.b.shape
     matrix = np.lib.stride_tricks.as_strided(
         np.ascontiguousarray(weight).reshape(-1)[m.b_at :],
@@ -96,9 +98,11 @@ def _static(
     weights = np.asarray(matrix, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1)
     biases = None if bias is None else np.broadcast_to(bias, (g, n))
     problem = _problem(m, expression, bias is not None)
-    schedule = context.plan(problem).schedule
     scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets)
-    return packed_call(schedule, problem, scaled, context)
+    if isinstance(context.target, GpuTarget):
+        return gpu_conv_calls(problem, scaled, context, context.target)
+    schedule = context.plan(problem).schedule
+    return [packed_call(schedule, problem, scaled, context)]
 
 
 def _dynamic(
@@ -112,13 +116,16 @@ def _dynamic(
     g, k, n = m.b.shape
     biases = np.broadcast_to(np.float32(0) if bias is None else bias, (g, n))
     problem = _problem(m, expression, True)
+    weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
+    parts = ConvOperands(weights, biases, operands, m.offsets)
+    if isinstance(context.target, GpuTarget):
+        return gpu_dynamic_calls(problem, b, m.b, m.b_at, parts, context, context.target)
     # The packed panels are DirectConv's form of weights.
     schedule = choose_conv(problem, context.target, context.threads, (DirectConv,))
     tile = schedule.vectors * context.target.lanes
     panel = Temporary(g * -(-n // tile) * tile * k * 4)
     pack = KernelCall(PackMatrix(), PackProblem(m.b, tile), (b, panel), f"pack {g}x{k}x{n}", (m.b_at, 0))
-    weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
-    call = packed_call(schedule, problem, ConvOperands(weights, biases, operands, m.offsets), context)
+    call = packed_call(schedule, problem, parts, context)
     return [pack, replace(call, operands=(call.operands[0], panel, *call.operands[2:]))]
 
 

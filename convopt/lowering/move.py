@@ -17,7 +17,7 @@ from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import Constant, KernelCall, LoweringContext, Operand, Refused
 from convopt.lowering.move_axes import concat_axis, slices_of, split_sizes, transpose_perm
 from convopt.lowering.pointwise import broadcast_to
-from convopt.schedules import pointwise
+from convopt.lowering.simple import simple_call
 from convopt.schedules.base import TensorView
 from convopt.schedules.pointwise_problem import copy_problem
 
@@ -59,13 +59,8 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
 
 def copy_region(source: Region, destination: Region, context: LoweringContext, label: str) -> KernelCall:
     problem = copy_problem(source.view, destination.view)
-    return KernelCall(
-        pointwise.default(problem, context.target),
-        problem,
-        (source.operand, destination.operand),
-        label,
-        (source.offset, destination.offset),
-    )
+    operands = (source.operand, destination.operand)
+    return simple_call(problem, operands, context, label, (source.offset, destination.offset))
 
 
 def _region(value: ir.Value | None, context: LoweringContext) -> Region:

@@ -16,7 +16,7 @@ from convopt.ir.groups import body_of
 from convopt.ir.values import static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.expressions import expression_of
-from convopt.schedules import pointwise
+from convopt.lowering.simple import simple_call
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.pointwise_problem import PointwiseProblem
 
@@ -99,4 +99,4 @@ def _call(
     operands = tuple(places[v][0] for v in (*inputs, *outputs))
     names = " ".join(node.op_type for node in stage.nodes)
     label = f"{names} {'x'.join(map(str, stage.shape))}"
-    return KernelCall(pointwise.default(problem, context.target), problem, operands, label)
+    return simple_call(problem, operands, context, label)

@@ -8,7 +8,7 @@ from convopt.ir.groups import body_of
 from convopt.ir.values import attribute, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Refused
 from convopt.lowering.reduce import reduce_calls
-from convopt.schedules import pool
+from convopt.lowering.simple import simple_call
 from convopt.schedules.base import TensorView
 from convopt.schedules.pool_problem import PoolProblem, Triple
 
@@ -25,7 +25,7 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         return reduce_calls(op, x, x_view, axes, y, y_view, context, node.op_type)
     problem = problem_of(node, x_view, y_view)
     label = f"{node.op_type} {'x'.join(map(str, attribute(node, 'kernel_shape')))} to {y_view.shape}"
-    return [KernelCall(pool.default(problem, context.target), problem, (x, y), label)]
+    return [simple_call(problem, (x, y), context, label)]
 
 
 def problem_of(node: ir.Node, x: TensorView, y: TensorView) -> PoolProblem:

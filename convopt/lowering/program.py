@@ -6,11 +6,15 @@ plan aliases -> add halos -> lower each group -> compile the kernels -> lifetime
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
+from math import gcd
 
+import numpy as np
 import onnx_ir as ir
 
 from convopt.codegen.cache import KernelCache
+from convopt.codegen.device import DeviceCode
 from convopt.codegen.link import link
 from convopt.codegen.workers import KernelSource, compile_kernels
 from convopt.errors import CompileError
@@ -30,9 +34,11 @@ from convopt.lowering.storage import (
     may_have_halo,
     plan_aliases,
 )
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.device_program import DeviceProgram, pack_binaries
+from convopt.runtime.loaded import Loaded, LoadedProgram
 from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
+from convopt.targets import CpuTarget, GpuTarget
 
 Progress = Callable[[str, int, int], None]
 
@@ -51,7 +57,7 @@ def build_program(
     cache: KernelCache,
     meta: dict[str, object],
     progress: Progress | None = None,
-) -> LoadedProgram:
+) -> Loaded:
     """Compiles the groups of `model` (after assign-layout) and links them into a Program.
 
     Raises:
@@ -73,12 +79,19 @@ def build_program(
                 for name in node_names(work.group)
             }
         )
-    assembled = Assembler(
-        builder.graph, builder.plan, works, {i: s.key for i, s in sources.items()}, options.target
-    )
+    keys = {i: s.key for i, s in sources.items()}
+    codes: dict[str, DeviceCode] = {}
+    if isinstance(options.target, GpuTarget):
+        codes = {key: DeviceCode.from_bytes(data) for key, data in compiled.objects.items()}
+    assembled = Assembler(builder.graph, builder.plan, works, keys, options.target, codes)
     program = assembled.program(meta)
-    image = link(compiled.objects, cache)
-    loaded = LoadedProgram(program, image, assembled.weights(), tuple(assembled.islands))
+    weights, islands = assembled.weights(), tuple(assembled.islands)
+    loaded: Loaded
+    if isinstance(options.target, GpuTarget):
+        image = pack_binaries({key: code.binary for key, code in codes.items()})
+        loaded = DeviceProgram(program, image, weights, islands)
+    else:
+        loaded = LoadedProgram(program, link(compiled.objects, cache), weights, islands)
     _check_islands(loaded, options.threads)
     return loaded
 
@@ -92,7 +105,7 @@ def lower_only(model: ir.Model, options: LoweringOptions) -> None:
     _Builder(model.graph, options).lower()
 
 
-def _check_islands(loaded: LoadedProgram, threads: int) -> None:
+def _check_islands(loaded: Loaded, threads: int) -> None:
     """Makes the islands' sessions now: what onnxruntime refuses is said here, not at the first call."""
     for step in loaded.program.steps:
         if not isinstance(step, IslandStep):
@@ -117,7 +130,8 @@ class _Builder:
         self.fixed = {*graph.inputs, *graph.outputs}
         self.plan: StoragePlan = plan_aliases(graph, self.fixed)
         self.halos: dict[ir.Value, Halo] = {}
-        self._add_halos()
+        if isinstance(self.target, CpuTarget):  # a GPU's kernels check where the input ends
+            self._add_halos()
         allocate(self.plan, self._values(), self.halos)
 
     def _values(self) -> Iterable[ir.Value]:
@@ -198,7 +212,7 @@ class _Builder:
         return works
 
     def _context(self) -> LoweringContext:
-        return LoweringContext(_Views(self.plan), self.options)
+        return LoweringContext(_Views(self.plan, isinstance(self.target, GpuTarget)), self.options)
 
     def _computed(self, group: ir.Node, value: ir.Value) -> bool:
         """Whether an aliased output still has to be written: it lives in a Concat's output."""
@@ -248,15 +262,25 @@ class _Builder:
 
 
 class _Views(dict[ir.Value, TensorView]):
-    """The view of any value: planned ones from the plan, constants row-major."""
+    """The view of any value: planned ones from the plan, constants row-major.
 
-    def __init__(self, plan: StoragePlan) -> None:
+    aligned: views say what their element 0 is aligned to, as roots lie at multiples of 64 bytes.
+    """
+
+    def __init__(self, plan: StoragePlan, aligned: bool) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.aligned = plan, aligned
 
     def __missing__(self, value: ir.Value) -> TensorView:
         array = constant(value)
-        view = self.plan.place(value).view if array is None else row_major(array.shape, array.dtype.name)
+        if array is not None:
+            view = row_major(array.shape, array.dtype.name)
+        else:
+            place = self.plan.place(value)
+            view = place.view
+            if self.aligned:
+                nbytes = place.offset * np.dtype(view.dtype).itemsize
+                view = replace(view, alignment=gcd(nbytes, view.alignment))
         self[value] = view
         return view
 

@@ -11,12 +11,13 @@ from convopt.ir.groups import body_of
 from convopt.ir.values import attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.pointwise import broadcast_to
-from convopt.schedules import pointwise, reduce, softmax
+from convopt.lowering.simple import simple_call
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.pointwise_problem import PointwiseProblem
 from convopt.schedules.primitives.expression import Expression, Op
 from convopt.schedules.reduce import ReduceProblem
 from convopt.schedules.softmax import SoftmaxProblem
+from convopt.targets import GpuTarget
 
 _OPS = {
     "ReduceSum": "sum",
@@ -65,21 +66,21 @@ def reduce_calls(
     A large reduction to few results has too few tasks for the threads: it is done in equal parts first.
     """
     problem = ReduceProblem(x_view, _kept(y_view, x_view.shape, axes), axes, op)
-    schedule = reduce.default(problem, context.target)
-    if (reason := schedule.why_not(problem, context.target)) is not None:
-        raise Refused(reason)
     label = f"{label} {x_view.shape} over {axes}"
-    few = schedule.tasks(problem, context.target) < context.threads
+    call = simple_call(problem, (x, y), context, label)
+    if isinstance(context.target, GpuTarget):  # its threads share a result where there are few
+        return [call]
+    few = call.schedule.tasks(problem, context.target) < context.threads
     if few and op in _OF_PARTS and x_view.size >= SPLIT_ELEMENTS:
         parts = _in_parts(problem, context.threads)
         if parts is not None:
             first, second = parts
             middle = Temporary(4 * first.y.size)
             return [
-                KernelCall(reduce.default(first, context.target), first, (x, middle), label),
-                KernelCall(reduce.default(second, context.target), second, (middle, y), label),
+                simple_call(first, (x, middle), context, label),
+                simple_call(second, (middle, y), context, label),
             ]
-    return [KernelCall(schedule, problem, (x, y), label)]
+    return [call]
 
 
 def _in_parts(problem: ReduceProblem, threads: int) -> tuple[ReduceProblem, ReduceProblem] | None:
@@ -142,10 +143,7 @@ def _softmax(node: ir.Node, x: ir.Value, y: ir.Value, context: LoweringContext) 
     axis = int(attribute(node, "axis", 1 if coerced else -1)) % rank
     axes = tuple(range(axis, rank)) if coerced else (axis,)
     problem = SoftmaxProblem(x_view, y_view, axes, node.op_type == "LogSoftmax")
-    schedule = softmax.default(problem, context.target)
-    if (reason := schedule.why_not(problem, context.target)) is not None:
-        raise Refused(reason)
-    return KernelCall(schedule, problem, (x, y), f"{node.op_type} {x_view.shape} over {axes}")
+    return simple_call(problem, (x, y), context, f"{node.op_type} {x_view.shape} over {axes}")
 
 
 def _log_sum_exp(
@@ -165,7 +163,7 @@ def _log_sum_exp(
     result = elementwise((small, small), y_view, Op("log", (0,)), Op("add", (2, 1)))
     return [
         *reduce_calls("max", x, x_view, axes, top, small, context, label),
-        KernelCall(pointwise.default(shifted, context.target), shifted, (x, top, exponentials), label),
+        simple_call(shifted, (x, top, exponentials), context, label),
         *reduce_calls("sum", exponentials, whole, axes, total, small, context, label),
-        KernelCall(pointwise.default(result, context.target), result, (total, top, y), label),
+        simple_call(result, (total, top, y), context, label),
     ]

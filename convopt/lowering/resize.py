@@ -16,7 +16,7 @@ from convopt.ir.groups import body_of
 from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import Constant, KernelCall, LoweringContext, Refused
 from convopt.lowering.move import Region, copy_region
-from convopt.schedules import resize
+from convopt.lowering.simple import simple_call
 from convopt.schedules.resize import ResizeProblem
 
 
@@ -67,9 +67,6 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     if not resized:
         return [copy_region(Region(x, x_view), Region(y, y_view), context, label)]
     problem = ResizeProblem(x_view, y_view, resized, mode)
-    schedule = resize.default(problem, context.target)
-    if (reason := schedule.why_not(problem, context.target)) is not None:
-        raise Refused(reason)
     nearest = NEAREST[attribute(node, "nearest_mode", "round_prefer_floor")]
     offsets: list[Array] = []
     weights: list[Array] = []
@@ -84,7 +81,7 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     tables = [Constant(np.concatenate(offsets).astype(np.int32))]
     if mode == "linear":
         tables.append(Constant(np.concatenate(weights).astype(np.float32)))
-    return [KernelCall(schedule, problem, (x, *tables, y), label)]
+    return [simple_call(problem, (x, *tables, y), context, label)]
 
 
 def _linear(positions: Sequence[float], length: int) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 """Saved modules: one file, a zip archive of stored (uncompressed) members.
 
     manifest.json          format version, requirements, boundary, Programs, the other members' sizes
-    code/<digest>.so       the kernels and the executor of a Program
+    code/<digest>.so       the kernels and the executor of a Program for a CPU
+    code/<digest>.zip      the binaries of a Program for another device
     weights/<digest>.bin   its weights, 64-byte aligned in the file: they are used where they were read
     islands/<digest>.onnx  models of fallback islands
     (archive comment)      SHA-256 of every byte of the file before it
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from convopt.errors import ArtifactError, ConvoptError
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.device_program import DeviceProgram
+from convopt.runtime.loaded import Loaded, LoadedProgram
 from convopt.runtime.machine import Requirements, this_machine
 from convopt.runtime.memory import ALIGNMENT, Bytes, allocate
 from convopt.runtime.program_json import from_json, to_json
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MANIFEST = "manifest.json"
 MEMBER = re.compile(
-    r"manifest\.json|code/[0-9a-f]{32}\.so|weights/[0-9a-f]{32}\.bin|islands/[0-9a-f]{32}\.onnx"
+    r"manifest\.json|code/[0-9a-f]{32}\.(?:so|zip)|weights/[0-9a-f]{32}\.bin|islands/[0-9a-f]{32}\.onnx"
 )
 SEAL = b"convopt-artifact-sha256:"
 SEAL_BYTES = len(SEAL) + 64
@@ -73,7 +75,7 @@ def save(module: CompiledModule, path: str | os.PathLike[str]) -> None:
 
 
 def _contents(
-    module: CompiledModule, programs: list[LoadedProgram]
+    module: CompiledModule, programs: list[Loaded]
 ) -> tuple[dict[str, Any], dict[str, bytes | memoryview]]:
     members: dict[str, bytes | memoryview] = {}
 
@@ -85,14 +87,15 @@ def _contents(
     entries = [
         {
             "program": to_json(loaded.program),
-            "code": member("code", "so", loaded.image),
+            "code": member("code", "zip" if isinstance(loaded, DeviceProgram) else "so", loaded.image),
             "weights": member("weights", "bin", loaded.weights.data),
             "islands": [member("islands", "onnx", model) for model in loaded.islands.models],
         }
         for loaded in programs
     ]
     flags = {str(flag) for loaded in programs for flag in loaded.program.meta.get("cpu_flags", ())}
-    needs = this_machine(tuple(sorted(flags)))
+    on_device = all(isinstance(loaded, DeviceProgram) for loaded in programs)
+    needs = Requirements() if on_device else this_machine(tuple(sorted(flags)))
     manifest = {
         "version": VERSION,
         "requires": {"system": needs.system, "machine": needs.machine, "cpu_flags": list(needs.flags)},
@@ -185,8 +188,9 @@ def _info(name: str, dtype: str, shape: list[int | str | None] | None) -> Tensor
     return TensorInfo(name, dtype, None if shape is None else tuple(shape))
 
 
-def _program(entry: Mapping[str, Any], members: Mapping[str, Bytes]) -> LoadedProgram:
-    return LoadedProgram(
+def _program(entry: Mapping[str, Any], members: Mapping[str, Bytes]) -> Loaded:
+    kind = DeviceProgram if entry["code"].endswith(".zip") else LoadedProgram
+    return kind(
         from_json(entry["program"]),
         bytes(members[entry["code"]]),
         members[entry["weights"]],

@@ -69,3 +69,12 @@ def open_device(kind: str) -> Device:
     module, name = DRIVERS[kind]
     driver: Callable[[], Device] = getattr(importlib.import_module(f"convopt.runtime.{module}"), name)
     return driver()
+
+
+def why_no_device(kind: str) -> str | None:
+    """Why nothing of this kind can run here, in words with the remedy; None if it can."""
+    try:
+        open_device(kind)
+    except ExecutionError as error:
+        return str(error)
+    return None

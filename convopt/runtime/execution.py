@@ -20,7 +20,8 @@ import numpy as np
 
 from convopt.errors import ExecutionError
 from convopt.runtime import forks
-from convopt.runtime.loaded import LoadedProgram, is_data_dependent, nbytes, numpy_dtype
+from convopt.runtime.device_program import DeviceContext, DeviceProgram
+from convopt.runtime.loaded import Loaded, LoadedProgram, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import address, allocate, empty
 from convopt.runtime.program import Address, IslandStep, TensorSpec
 from convopt.sessions import run_session
@@ -135,37 +136,38 @@ class ContextPool:
         self.threads = threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.max_idle = max_idle or max(2, cores // threads)
-        self._idle: list[ExecutionContext] = []
-        self._forgotten: weakref.WeakSet[LoadedProgram] = weakref.WeakSet()
+        self._idle: list[ExecutionContext | DeviceContext] = []
+        self._forgotten: weakref.WeakSet[Loaded] = weakref.WeakSet()
         self._lock = threading.Lock()
         forks.watch(self)
 
-    def run(
-        self, loaded: LoadedProgram, inputs: Sequence[Array], seconds: list[float] | None = None
-    ) -> list[Array]:
+    def run(self, loaded: Loaded, inputs: Sequence[Array], seconds: list[float] | None = None) -> list[Array]:
         context = self._take(loaded)
         try:
             return context.run(inputs, seconds)
         finally:
             self._give(context)
 
-    def _take(self, loaded: LoadedProgram) -> ExecutionContext:
+    def _take(self, loaded: Loaded) -> ExecutionContext | DeviceContext:
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index].loaded is loaded:
                     return self._idle.pop(index)
+        if isinstance(loaded, DeviceProgram):
+            return DeviceContext(loaded, self.threads)
+        assert isinstance(loaded, LoadedProgram)
         return ExecutionContext(loaded, self.threads)
 
-    def _give(self, context: ExecutionContext) -> None:
+    def _give(self, context: ExecutionContext | DeviceContext) -> None:
         with self._lock:
-            surplus: ExecutionContext | None = context
+            surplus: ExecutionContext | DeviceContext | None = context
             if context.loaded not in self._forgotten:
                 self._idle.append(context)
                 surplus = self._idle.pop(0) if len(self._idle) > self.max_idle else None
         if surplus is not None:
             surplus.close()
 
-    def forget(self, loaded: LoadedProgram) -> None:
+    def forget(self, loaded: Loaded) -> None:
         """The module no longer keeps this Program: end its contexts, those in use when they come back."""
         with self._lock:
             self._forgotten.add(loaded)

@@ -60,14 +60,14 @@ def nbytes(spec: TensorSpec) -> int:
     return prod(spec.shape) * numpy_dtype(spec.dtype).itemsize
 
 
-class LoadedProgram:
-    """Ready to run; immutable, shared by all contexts and threads.
+class Loaded:
+    """A Program with its code, weights and island models, checked; immutable, shared by contexts and threads.
 
     program: the steps.
-    image: the shared object from `convopt.codegen.link`, as bytes; it defines every kernel's symbol.
+    image: the code of every kernel step, as bytes: what that is depends on the device.
     weights: the bytes of the space "weights" (used in place if 64-byte aligned, else copied).
     islands: the ONNX bytes that IslandStep.model indexes.
-    ArtifactError: an address outside its space, a symbol that the image lacks, an image for another machine.
+    ArtifactError: an address outside its space.
     """
 
     def __init__(
@@ -81,6 +81,54 @@ class LoadedProgram:
         self.image = image
         self.weights = as_aligned(weights)
         self.islands = IslandSessions(tuple(islands))
+        self._sizes: dict[str, list[int]] = {
+            "arena": [program.arena_bytes],
+            "weights": [self.weights.nbytes],
+            "input": [nbytes(spec) for spec in program.inputs],
+            "output": [0 if is_data_dependent(spec) else nbytes(spec) for spec in program.outputs],
+        }
+        self._check_islands()
+
+    def _check_islands(self) -> None:
+        for step in self.program.steps:
+            if not isinstance(step, IslandStep):
+                continue
+            what = f"island {step.label or step.model!r}"
+            if not 0 <= step.model < len(self.islands.models):
+                raise ArtifactError(f"{what} has no model {step.model}")
+            for spec, place in (*step.inputs, *step.outputs):
+                self.base(place, what)
+                if is_data_dependent(spec):
+                    if place.space not in ("input", "output"):
+                        raise ArtifactError(
+                            f"{what}: {spec.name!r} has no fixed size and can't be in {place.space}"
+                        )
+                elif place.offset + nbytes(spec) > self._sizes[place.space][place.index]:
+                    raise ArtifactError(f"{what}: {spec.name!r} reaches beyond {place}")
+
+    def base(self, place: Address, what: str) -> int:
+        """The index of the address's base in a run's bases: arena, weights, inputs, outputs."""
+        sizes = self._sizes[place.space]
+        if not 0 <= place.index < len(sizes) or not 0 <= place.offset <= sizes[place.index]:
+            raise ArtifactError(f"{what}: {place} lies outside of its space")
+        first = {"arena": 0, "weights": 1, "input": 2, "output": 2 + len(self.program.inputs)}
+        return first[place.space] + place.index
+
+
+class LoadedProgram(Loaded):
+    """A Program for the CPU. image: the shared object from `convopt.codegen.link`; it defines every symbol.
+
+    ArtifactError: a symbol that the image lacks, an image for another machine.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        image: bytes,
+        weights: bytes | memoryview | np.ndarray[Any, Any] = b"",
+        islands: tuple[bytes, ...] = (),
+    ) -> None:
+        super().__init__(program, image, weights, islands)
         self.library = Library(image)
         self.run = self.library.function("convopt_run")
         self.run.restype = None
@@ -97,13 +145,6 @@ class LoadedProgram:
         self.destroy_pool = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
             self.library.symbol("convopt_pool_destroy")
         )
-        self._sizes: dict[str, list[int]] = {
-            "arena": [program.arena_bytes],
-            "weights": [self.weights.nbytes],
-            "input": [nbytes(spec) for spec in program.inputs],
-            "output": [0 if is_data_dependent(spec) else nbytes(spec) for spec in program.outputs],
-        }
-        self._check_islands()
         kernels = [step for step in program.steps if isinstance(step, KernelStep)]
         self.scratch = max((step.scratch for step in kernels), default=0)
         self.table = self._table(kernels)
@@ -130,31 +171,6 @@ class LoadedProgram:
             entry.tasks = step.tasks
             entry.serial = step.serial
         return table
-
-    def _check_islands(self) -> None:
-        for step in self.program.steps:
-            if not isinstance(step, IslandStep):
-                continue
-            what = f"island {step.label or step.model!r}"
-            if not 0 <= step.model < len(self.islands.models):
-                raise ArtifactError(f"{what} has no model {step.model}")
-            for spec, place in (*step.inputs, *step.outputs):
-                self.base(place, what)
-                if is_data_dependent(spec):
-                    if place.space not in ("input", "output"):
-                        raise ArtifactError(
-                            f"{what}: {spec.name!r} has no fixed size and can't be in {place.space}"
-                        )
-                elif place.offset + nbytes(spec) > self._sizes[place.space][place.index]:
-                    raise ArtifactError(f"{what}: {spec.name!r} reaches beyond {place}")
-
-    def base(self, place: Address, what: str) -> int:
-        """The index of the address's base in a run's bases: arena, weights, inputs, outputs."""
-        sizes = self._sizes[place.space]
-        if not 0 <= place.index < len(sizes) or not 0 <= place.offset <= sizes[place.index]:
-            raise ArtifactError(f"{what}: {place} lies outside of its space")
-        first = {"arena": 0, "weights": 1, "input": 2, "output": 2 + len(self.program.inputs)}
-        return first[place.space] + place.index
 
 
 def _segments(program: Program) -> tuple[tuple[int, int] | IslandStep, ...]:

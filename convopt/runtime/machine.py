@@ -11,16 +11,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Requirements:
-    """`sys.platform`, `platform.machine()`, and the words of /proc/cpuinfo's flags that must be there."""
+    """`sys.platform`, `platform.machine()`, and the words of /proc/cpuinfo's flags that must be there.
 
-    system: str
-    machine: str
+    Empty texts are met by every machine: a Program for a device has no code for the CPU.
+    """
+
+    system: str = ""
+    machine: str = ""
     flags: tuple[str, ...] = ()
 
     def why_not(self) -> str | None:
         """Why this machine can't run the code, None if it can."""
         here = (sys.platform, platform.machine())
-        if (self.system, self.machine) != here:
+        if (self.system, self.machine) not in (here, ("", "")):
             return f"it was compiled for {self.system} on {self.machine}, this is {here[0]} on {here[1]}"
         known = cpu_flags()
         missing = [flag for flag in self.flags if flag not in known] if known else []

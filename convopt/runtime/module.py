@@ -11,7 +11,7 @@ import numpy as np
 from convopt.errors import InputError
 from convopt.runtime.artifact import save
 from convopt.runtime.execution import ContextPool
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.loaded import Loaded
 from convopt.runtime.profile import Profile, of_runs
 from convopt.runtime.program import Placement
 from convopt.runtime.programs import ProgramCache, ShapeKey
@@ -19,7 +19,7 @@ from convopt.runtime.signature import TensorInfo, as_array, check_shapes, gather
 from convopt.runtime.summary import summarize
 
 Array = np.ndarray[Any, Any]
-CompileShapes = Callable[[dict[str, tuple[int, ...]]], LoadedProgram]
+CompileShapes = Callable[[dict[str, tuple[int, ...]]], Loaded]
 
 
 class CompiledModule:
@@ -41,7 +41,7 @@ class CompiledModule:
 
     def __init__(
         self,
-        programs: Sequence[LoadedProgram],
+        programs: Sequence[Loaded],
         *,
         threads: int,
         precision: str = "fp32",
@@ -87,18 +87,18 @@ class CompiledModule:
         arrays, loaded = self._prepare(values)
         return self._contexts.run(loaded, arrays)
 
-    def _prepare(self, values: Sequence[Any]) -> tuple[list[Array], LoadedProgram]:
+    def _prepare(self, values: Sequence[Any]) -> tuple[list[Array], Loaded]:
         arrays = [as_array(info, value) for info, value in zip(self.inputs, values, strict=True)]
         return arrays, self._program(tuple(array.shape for array in arrays))
 
-    def _program(self, shapes: ShapeKey) -> LoadedProgram:
+    def _program(self, shapes: ShapeKey) -> Loaded:
         loaded = self._programs.find(shapes)
         if loaded is not None:
             return loaded
         check_shapes(self.inputs, shapes)
         return self._programs.get(shapes, lambda: self._make(shapes))
 
-    def _make(self, shapes: ShapeKey) -> LoadedProgram:
+    def _make(self, shapes: ShapeKey) -> Loaded:
         names = [info.name for info in self.inputs]
         if self._compile_shapes is None:
             have = "; ".join(
@@ -127,7 +127,7 @@ class CompiledModule:
         save(self, path)
 
     @property
-    def programs(self) -> list[LoadedProgram]:
+    def programs(self) -> list[Loaded]:
         """The Programs there are, the most recently used last."""
         return self._programs.values()
 

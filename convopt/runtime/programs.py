@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from convopt.runtime import forks
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.loaded import Loaded
 
 ShapeKey = tuple[tuple[int, ...], ...]
 """The inputs' shapes in the model's order."""
 
 
-def shape_key(loaded: LoadedProgram) -> ShapeKey:
+def shape_key(loaded: Loaded) -> ShapeKey:
     return tuple(spec.shape for spec in loaded.program.inputs)
 
 
@@ -24,34 +24,30 @@ class ProgramCache:
     evicted: called with each Program that goes.
     """
 
-    def __init__(
-        self, programs: Iterable[LoadedProgram], limit: int, evicted: Callable[[LoadedProgram], None]
-    ) -> None:
-        self._programs: OrderedDict[ShapeKey, LoadedProgram] = OrderedDict(
-            (shape_key(p), p) for p in programs
-        )
+    def __init__(self, programs: Iterable[Loaded], limit: int, evicted: Callable[[Loaded], None]) -> None:
+        self._programs: OrderedDict[ShapeKey, Loaded] = OrderedDict((shape_key(p), p) for p in programs)
         self.limit = max(limit, len(self._programs))
         self._evicted = evicted
-        self._pending: dict[ShapeKey, Future[LoadedProgram]] = {}
+        self._pending: dict[ShapeKey, Future[Loaded]] = {}
         self._lock = threading.Lock()
         forks.watch(self)
 
     def __len__(self) -> int:
         return len(self._programs)
 
-    def values(self) -> list[LoadedProgram]:
+    def values(self) -> list[Loaded]:
         """The Programs, the longest unused first."""
         with self._lock:
             return list(self._programs.values())
 
-    def find(self, key: ShapeKey) -> LoadedProgram | None:
+    def find(self, key: ShapeKey) -> Loaded | None:
         with self._lock:
             loaded = self._programs.get(key)
             if loaded is not None:
                 self._programs.move_to_end(key)
             return loaded
 
-    def get(self, key: ShapeKey, make: Callable[[], LoadedProgram]) -> LoadedProgram:
+    def get(self, key: ShapeKey, make: Callable[[], Loaded]) -> Loaded:
         """The Program for the shapes, made by `make` if there is none.
 
         Threads that ask for the same shapes meanwhile wait for the one that makes it, and get its result or

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from convopt.runtime.loaded import LoadedProgram
+from convopt.runtime.device_program import DeviceProgram, island_copies
+from convopt.runtime.loaded import Loaded
 from convopt.runtime.program import IslandStep, Placement
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def summarize(module: CompiledModule) -> str:
     return "\n".join(lines)
 
 
-def _program(loaded: LoadedProgram) -> list[str]:
+def _program(loaded: Loaded) -> list[str]:
     program = loaded.program
     convolutions = [place for place in program.placement if place.op in CONVOLUTIONS]
     compiled = [place for place in convolutions if place.where == "compiled"]
@@ -54,7 +55,7 @@ def _program(loaded: LoadedProgram) -> list[str]:
         f"  convs compiled: {len(compiled)} of {len(convolutions)}" + (f" ({how})" if how else ""),
         f"  nodes: {where['compiled']} compiled, {where['view']} views, {where['folded']} folded, "
         f"{where['fallback']} fallback",
-        f"  steps: {len(program.steps) - islands} kernels, {islands} islands",
+        f"  steps: {len(program.steps) - islands} kernels, {islands} islands" + _copies(loaded),
         f"  memory: arena {_size(program.arena_bytes)}, {program.arena_to_live:.2f} times the "
         f"{_size(program.live_bytes)} alive at once, "
         f"weights {_size(loaded.weights.nbytes)}, code {_size(len(loaded.image))}",
@@ -67,6 +68,13 @@ def _program(loaded: LoadedProgram) -> list[str]:
         if place.where == "fallback":
             lines.append(f"  fallback {place.op} {place.node}: {place.detail}")
     return lines
+
+
+def _copies(loaded: Loaded) -> str:
+    """What the islands cost beside a device."""
+    if not isinstance(loaded, DeviceProgram) or not (count := island_copies(loaded.program)):
+        return ""
+    return f" on the CPU, {count} copies between it and the device"
 
 
 def _size(nbytes: int) -> str:

@@ -83,7 +83,7 @@ def compile_candidates(
             _step(call, source.key, memory, options)
             for call, source in zip(calls[plan], keys[plan], strict=True)
         )
-        meta = {"cpu_flags": list(options.target.cpu_flags), MEASURE: memory.description()}
+        meta = {"cpu_flags": list(options.cpu.cpu_flags), MEASURE: memory.description()}
         program = Program((), (), memory.size, memory.size, steps, (), meta)
         loaded = LoadedProgram(program, image, memory.weights())
         path = folder / f"{_digest(plan)}.convopt"

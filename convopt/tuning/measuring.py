@@ -25,7 +25,7 @@ import numpy as np
 
 from convopt.runtime.artifact import load
 from convopt.runtime.execution import ExecutionContext
-from convopt.runtime.loaded import numpy_dtype
+from convopt.runtime.loaded import LoadedProgram, numpy_dtype
 
 PROBE_SECONDS = 0.03
 SETTLE_SECONDS = 0.004  # of a turn, not counted: threads of the candidate before may still spin
@@ -37,7 +37,9 @@ class Loaded:
 
     def __init__(self, path: str) -> None:
         module = load(path)
-        self._loaded = module.programs[0]
+        loaded = module.programs[0]
+        assert isinstance(loaded, LoadedProgram)
+        self._loaded = loaded
         self._context = ExecutionContext(self._loaded, module.threads)
         self._meta = self._loaded.program.meta["measure"]
         rng = np.random.default_rng(0)

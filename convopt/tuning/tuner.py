@@ -119,9 +119,9 @@ class Tuner:
 
     def _state(self, task: Task) -> _State:
         o = self.options
-        baseline = choose_plan(task.problem, o.target, o.threads, "auto", o.im2col_cap)
-        seconds = plan_seconds(baseline, task.problem, o.target, o.threads, o.im2col_cap)
-        key = task_key(task.problem, o.target, o.threads)
+        baseline = choose_plan(task.problem, o.cpu, o.threads, "auto", o.im2col_cap)
+        seconds = plan_seconds(baseline, task.problem, o.cpu, o.threads, o.im2col_cap)
+        key = task_key(task.problem, o.cpu, o.threads)
         known = {t.plan: t.seconds for t in self.store.trials(key) if t.seconds is not None}
         state = _State(task, key, baseline, task.count * known.get(baseline, seconds), known.get(baseline))
         state.weight *= DECAY ** (len(known) // BATCH)
@@ -135,7 +135,7 @@ class Tuner:
         o, problem = self.options, state.task.problem
         trials = self.store.trials(state.key)
         plans = next_plans(
-            problem, o.target, o.threads, o.im2col_cap,
+            problem, o.cpu, o.threads, o.im2col_cap,
             [t.plan for t in trials if t.plan != state.baseline], self.store.kin(state.key), BATCH + 1,
         )  # fmt: skip
         plans = [plan for plan in plans if plan != state.baseline][:BATCH]

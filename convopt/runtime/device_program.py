@@ -1,0 +1,185 @@
+"""A Program for a device: its binaries and weights over there, and one call's worth of state.
+
+The device is opened at the first run, not before: an artifact can be made, saved and loaded where there is
+none.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from convopt.errors import ArtifactError, ExecutionError
+from convopt.runtime import forks
+from convopt.runtime.device import Device, DevicePointer, Memory, open_device
+from convopt.runtime.loaded import Loaded, is_data_dependent, nbytes, numpy_dtype
+from convopt.runtime.memory import Bytes, empty
+from convopt.runtime.program import Address, IslandStep, KernelStep, Program, TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def pack_binaries(binaries: Mapping[str, bytes]) -> bytes:
+    """The image of a DeviceProgram: what each `KernelStep.binary` names, in one stored zip archive."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(binaries):
+            archive.writestr(zipfile.ZipInfo(name), binaries[name])  # a fixed date: equal images are equal
+    return file.getvalue()
+
+
+class DeviceProgram(Loaded):
+    """A Program whose kernel steps have launches. image: of `pack_binaries`; kind: of the target.
+
+    ArtifactError: a step without launch, or with a binary that the image lacks.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        image: bytes,
+        weights: bytes | memoryview | Array = b"",
+        islands: tuple[bytes, ...] = (),
+    ) -> None:
+        super().__init__(program, image, weights, islands)
+        self.kind = str(program.meta.get("kind", ""))
+        try:
+            with zipfile.ZipFile(io.BytesIO(image)) as archive:
+                self._binaries = {name: archive.read(name) for name in archive.namelist()}
+        except zipfile.BadZipFile as error:
+            raise ArtifactError(f"its device code is damaged ({error}): compile the model again") from error
+        for step in program.steps:
+            if not isinstance(step, KernelStep):
+                continue
+            if step.launch is None or step.binary not in self._binaries:
+                raise ArtifactError(
+                    f"kernel {step.symbol!r} has no code for a device: compile the model again"
+                )
+            for place in step.args:
+                self.base(place, step.symbol)
+        self._lock = threading.Lock()
+        self._resident: tuple[Memory, dict[str, Any]] | None = None
+        forks.watch(self)
+
+    def resident(self, device: Device) -> tuple[Memory, dict[str, Any]]:
+        """The weights' memory and the loaded modules by name, made by the first context."""
+        with self._lock:
+            if self._resident is None:
+                weights = device.allocate(self.weights.nbytes)
+                device.write(weights, 0, self.weights)
+                device.synchronise()
+                self._resident = weights, {name: device.load(b) for name, b in self._binaries.items()}
+            return self._resident
+
+    def after_fork(self) -> None:
+        # A device's context does not survive a fork: the child's first run makes its own, or says why not.
+        self._lock = threading.Lock()
+        self._resident = None
+
+
+class DeviceContext:
+    """An arena, inputs and outputs on the device, for one Program; serves one call at a time.
+
+    The arena is zeroed here and never again.
+    """
+
+    def __init__(self, loaded: DeviceProgram, threads: int) -> None:
+        self.loaded, self.threads = loaded, threads
+        program = loaded.program
+        self.device = open_device(loaded.kind)
+        weights, modules = loaded.resident(self.device)
+        self._memory: dict[str, list[Memory]] = {
+            "arena": [self.device.allocate(program.arena_bytes)],
+            "weights": [weights],
+            "input": [self.device.allocate(nbytes(spec)) for spec in program.inputs],
+            "output": [
+                None if is_data_dependent(spec) else self.device.allocate(nbytes(spec))
+                for spec in program.outputs
+            ],
+        }
+        self._kernels: dict[int, Any] = {
+            index: self.device.kernel(modules[step.binary], step.symbol)
+            for index, step in enumerate(program.steps)
+            if isinstance(step, KernelStep)
+        }
+
+    def run(self, inputs: Sequence[Array], seconds: list[float] | None = None) -> list[Array]:
+        """The outputs, in fresh arrays. `inputs` are contiguous and of the Program's shapes.
+
+        seconds: gets the time of each step, in the Program's order.
+        """
+        program = self.loaded.program
+        for memory, array in zip(self._memory["input"], inputs, strict=True):
+            self.device.write(memory, 0, _bytes(array))
+        on_host: list[Any] = [None] * len(program.outputs)  # those whose size only an island tells
+        for index, step in enumerate(program.steps):
+            if isinstance(step, IslandStep):
+                start = time.perf_counter()
+                self._run_island(step, inputs, on_host)
+                if seconds is not None:
+                    seconds.append(time.perf_counter() - start)
+            elif seconds is None:
+                self._launch(index, step)
+            else:
+                seconds.append(self.device.time(lambda i=index, s=step: self._launch(i, s)))  # type: ignore[misc]
+        return [
+            self._fetch(spec, Address("output", index, 0)) if on_host[index] is None else on_host[index]
+            for index, spec in enumerate(program.outputs)
+        ]
+
+    def _launch(self, index: int, step: KernelStep) -> None:
+        launch = step.launch
+        assert launch is not None  # DeviceProgram has checked
+        self.device.launch(self._kernels[index], launch, [self._at(place) for place in step.args])
+
+    def _at(self, place: Address) -> DevicePointer:
+        return self._memory[place.space][place.index], place.offset
+
+    def _fetch(self, spec: TensorSpec, place: Address) -> Array:
+        array, _ = empty(spec.shape, numpy_dtype(spec.dtype), nbytes(spec))
+        self.device.read(*self._at(place), _bytes(array))
+        return array
+
+    def _run_island(self, step: IslandStep, inputs: Sequence[Array], on_host: list[Any]) -> None:
+        """Copies the inputs from the device, runs onnxruntime, copies the outputs back."""
+        session = self.loaded.islands.get(step.model, self.threads)
+        feeds = {}
+        for spec, place in step.inputs:
+            if place.space == "input" and place.offset == 0:
+                feeds[spec.name] = inputs[place.index].reshape(spec.shape)
+            elif is_data_dependent(spec):
+                feeds[spec.name] = on_host[place.index]
+            else:
+                feeds[spec.name] = self._fetch(spec, place)
+        try:
+            results = session.run([spec.name for spec, _ in step.outputs], feeds)
+        except Exception as error:  # onnxruntime raises a type of its own for each refusal
+            raise ExecutionError(f"{step.label} ({', '.join(step.nodes)}): {error}") from error
+        for (spec, place), result in zip(step.outputs, results, strict=True):
+            if is_data_dependent(spec):
+                on_host[place.index] = result
+            else:
+                self.device.write(*self._at(place), _bytes(np.ascontiguousarray(result)))
+
+    def close(self) -> None:
+        """Nothing to end: memory goes with the last reference."""
+
+
+def island_copies(program: Program) -> int:
+    """Copies between the device and the host that the islands of one run need."""
+    return sum(
+        sum(place.space != "input" for _, place in step.inputs) + len(step.outputs)
+        for step in program.steps
+        if isinstance(step, IslandStep)
+    )
+
+
+def _bytes(array: Array) -> Bytes:
+    flat: Bytes = array.reshape(-1).view(np.uint8)
+    return flat
