@@ -129,6 +129,10 @@ class _Builder:
         self._own_outputs()
         self.fixed = {*graph.inputs, *graph.outputs}
         self.plan: StoragePlan = plan_aliases(graph, self.fixed)
+        if reshaped := [v for v in graph.outputs if self._is_reshaped(v)]:
+            self._replace_outputs(reshaped)
+            self.fixed = {*graph.inputs, *graph.outputs}
+            self.plan = plan_aliases(graph, self.fixed)
         self.halos: dict[ir.Value, Halo] = {}
         if isinstance(self.target, CpuTarget):  # a GPU's kernels check where the input ends
             self._add_halos()
@@ -162,16 +166,28 @@ class _Builder:
             self.graph.sort()
 
     def _own_outputs(self) -> None:
-        """Makes every output memory of its own: not an input, a constant, a view or the same value twice."""
-        seen: set[ir.Value] = set()
+        """Makes every output memory of its own: not an input, a constant, a part or the same value twice."""
+        seen: dict[ir.Value, None] = {}  # in order
         for index, value in enumerate(self.graph.outputs):
             producer = value.producer()
-            if producer is None or value in seen or producer.op_type in ("View", "Move"):
-                copy = self._copy(value, None)
-                if producer is not None and value not in seen:  # the output keeps its name
-                    value.name, copy.name = unique_name(self.graph, f"{value.name}_inner"), value.name
-                self.graph.outputs[index] = copy
-            seen.add(value)
+            if producer is None or value in seen:
+                self.graph.outputs[index] = self._copy(value, None)
+            seen[value] = None
+        parts = [v for v in seen if (p := v.producer()) and p.op_type == "Move" and len(p.outputs) > 1]
+        self._replace_outputs(parts)
+
+    def _is_reshaped(self, value: ir.Value) -> bool:
+        """Whether it is a view of something that can't be computed in the output's memory."""
+        producer = value.producer()
+        return producer is not None and producer.op_type == "View" and value not in self.plan.views
+
+    def _replace_outputs(self, values: Iterable[ir.Value]) -> None:
+        """Copies of the values become the outputs, and take their names."""
+        for value in values:
+            index = list(self.graph.outputs).index(value)
+            copy = self._copy(value, None)
+            value.name, copy.name = unique_name(self.graph, f"{value.name}_inner"), value.name
+            self.graph.outputs[index] = copy
 
     def _copy(self, value: ir.Value, before: ir.Node | None) -> ir.Value:
         name = unique_name(self.graph, f"{value.name}_copy")
@@ -197,7 +213,7 @@ class _Builder:
                 work.island = True
                 work.calls = self._contiguous_inputs(group)
                 continue
-            pending = [v for v in group.outputs if not self.plan.is_alias(v) or self._computed(group, v)]
+            pending = [v for v in group.outputs if self._is_computed(group, v)]
             try:
                 for root in {self.plan.root(v) for v in pending}:
                     if self.plan.storages[root].has_halo and self._first_writer[root] is group:
@@ -214,9 +230,10 @@ class _Builder:
     def _context(self) -> LoweringContext:
         return LoweringContext(_Views(self.plan, isinstance(self.target, GpuTarget)), self.options)
 
-    def _computed(self, group: ir.Node, value: ir.Value) -> bool:
-        """Whether an aliased output still has to be written: it lives in a Concat's output."""
-        return self.plan.aliases[value].parent not in group.inputs
+    def _is_computed(self, group: ir.Node, value: ir.Value) -> bool:
+        """Whether the group has to write this output: it is no view of the group's input, nor that of it."""
+        alias = self.plan.aliases.get(value)
+        return value not in self.plan.views and (alias is None or alias.parent not in group.inputs)
 
     @cached_property
     def _first_writer(self) -> dict[ir.Value, ir.Node]:

@@ -63,6 +63,7 @@ class StoragePlan:
     storages: dict[ir.Value, Storage] = field(default_factory=dict)
     places: dict[ir.Value, Place] = field(default_factory=dict)
     aliases: dict[ir.Value, _Alias] = field(default_factory=dict)
+    views: set[ir.Value] = field(default_factory=set)  # outputs of the model that are views of what they hold
 
     def root(self, value: ir.Value) -> ir.Value:
         while value in self.aliases:
@@ -95,6 +96,9 @@ def plan_aliases(graph: ir.Graph, fixed: Iterable[ir.Value]) -> StoragePlan:
         if source is None or constant(source) is not None:
             continue
         for output, (transform, keeps_pixels) in zip(group.outputs, transforms, strict=True):
+            if output in untouchable:
+                _alias_viewed(plan, group, nominal, untouchable)
+                continue
             place = transform(_nominal(plan, nominal, source))
             wanted = memory_order(len(static_shape(output) or ()), layout_of(output))
             if place is None or output in plan.aliases or not _order_fits(place.view, wanted, output):
@@ -148,7 +152,35 @@ def _alias_concat(plan: StoragePlan, group: ir.Node, untouchable: set[ir.Value])
         start += extent
 
 
+def _alias_viewed(
+    plan: StoragePlan, group: ir.Node, nominal: dict[ir.Value, Place], untouchable: set[ir.Value]
+) -> None:
+    """A reshaped or transposed value that is an output: what it is a view of is computed in its memory."""
+    value, output = group.inputs[0], group.outputs[0]
+    if group.op_type == "View":
+        inverse = reshape_transform(static_shape(value) or ())
+    else:
+        node = next(iter(body_of(group)))
+        if node.op_type != "Transpose":
+            return
+        perm = transpose_perm(node)
+        inverse = transpose_transform(tuple(perm.index(d) for d in range(len(perm))))
+    if value is None or not _computed_anywhere(plan, value, untouchable):
+        return
+    place = inverse(_nominal(plan, nominal, output))
+    wanted = memory_order(len(static_shape(value) or ()), layout_of(value))
+    if place is not None and _order_fits(place.view, wanted, value):
+        plan.aliases[value] = _Alias(output, inverse, False)
+        plan.views.add(output)
+
+
 def _fits_slot(plan: StoragePlan, value: ir.Value, output: ir.Value, untouchable: set[ir.Value]) -> bool:
+    same_order = layout_of(value) == layout_of(output) or not has_choice(value)
+    return same_order and _computed_anywhere(plan, value, untouchable)
+
+
+def _computed_anywhere(plan: StoragePlan, value: ir.Value, untouchable: set[ir.Value]) -> bool:
+    """Whether its producer can write it wherever it is told to."""
     producer = value.producer()
     if producer is None or producer.op_type in ("View", "Island") or value in untouchable:
         return False
@@ -158,7 +190,7 @@ def _fits_slot(plan: StoragePlan, value: ir.Value, output: ir.Value, untouchable
         "Transpose",
     ):
         return False
-    return value not in plan.aliases and (layout_of(value) == layout_of(output) or not has_choice(value))
+    return value not in plan.aliases
 
 
 def _view_transforms(group: ir.Node) -> list[tuple[Transform, bool]]:

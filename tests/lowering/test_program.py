@@ -77,10 +77,27 @@ def test_convs_write_straight_into_a_concat() -> None:
     assert sum("copy" in label for label in found) <= 2, found  # of the model's input and its output
 
 
+def test_an_output_that_is_a_view_is_computed_in_place() -> None:
+    text = """g (float[1,5,6,4] x, float[7,4,1,1] w) => (float[1,5,6,7] y, float[7] z) <int64[1] s = {7}> {
+        a = Transpose <perm = [0, 3, 1, 2]> (x)  b = Conv (a, w)  y = Transpose <perm = [0, 2, 3, 1]> (b)
+        c = GlobalAveragePool (b)  z = Reshape (c, s) }"""
+    assert not [label for label in labels(check_text(text)) if "copy" in label]
+    concat = """g (float[1,4,5,6] x, float[2,4,1,1] w) => (float[1,5,6,4] y) {
+        a = Conv (x, w)  b = Relu (a)  c = Concat <axis = 1> (a, b)
+        y = Transpose <perm = [0, 2, 3, 1]> (c) }"""
+    assert sum("copy" in label for label in labels(check_text(concat))) <= 1, "of the input only"
+
+
 OUTPUTS = {
     "an input": "g (float[2,3] x) => (float[2,3] x, float[2,3] y) { y = Relu (x) }",
     "an input by Identity": "g (float[2,3] x) => (float[2,3] y) { y = Identity (x) }",
     "an input reshaped": "g (float[2,3] x) => (float[6] y) <int64[1] s = {6}> { y = Reshape (x, s) }",
+    "a value transposed twice": """g (float[1,4,5,6] x, float[7,4,1,1] w)
+            => (float[1,5,6,7] y, float[1,6,7,5] z) {
+        a = Conv (x, w)  y = Transpose <perm = [0, 2, 3, 1]> (a)
+        z = Transpose <perm = [0, 3, 1, 2]> (a) }""",
+    "a concatenation": """g (float[1,4,5,6] x, float[7,4,1,1] w) => (float[1,7,5,6] z, float[1,14,5,6] y) {
+        a = Conv (x, w)  z = Relu (a)  y = Concat <axis = 1> (a, z) }""",
     "an input transposed": "g (float[2,3,4] x) => (float[4,3,2] y) { y = Transpose (x) }",
     "a part of an input": """g (float[2,6] x) => (float[2,2] y, float[2,4] z) <int64[2] n = {2,4}> {
         y, z = Split <axis = 1> (x, n) }""",
