@@ -6,6 +6,7 @@ load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -19,8 +20,16 @@ import numpy as np
 import onnx_ir as ir
 
 from convopt import __version__
+from convopt.arguments import (
+    MOST_THREADS,
+    Verify,
+    check_choices,
+    check_count,
+    extents_of,
+    find_target,
+    precision_of,
+)
 from convopt.codegen.cache import KernelCache
-from convopt.codegen.device import why_no_compiler
 from convopt.errors import CompileError, InputError
 from convopt.frontends.onnx_file import load as load_model
 from convopt.grouping import (
@@ -43,7 +52,7 @@ from convopt.runtime.loaded import Loaded
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, find_target, host_cpu
+from convopt.targets import GpuTarget, host_cpu
 from convopt.targets.cpu import usable_cores
 from convopt.tuning.records import open_records
 from convopt.tuning.session import tune_problems
@@ -51,8 +60,6 @@ from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
-MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
-Verify = bool | Literal["raise"] | Mapping[str, Array]
 
 
 def optimize(
@@ -61,6 +68,7 @@ def optimize(
     *,
     target: str = "cpu",
     precision: str = "fp32",
+    keep_fp32: Collection[str] = (),
     threads: int | None = None,
     verify: Verify = False,
     check: Literal["each-pass"] | None = None,
@@ -81,11 +89,14 @@ def optimize(
     shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is
         bound at the first call; another shape compiles another Program, of which `max_programs` are kept.
     target: "cpu", this machine's; "opencl"; or a chip as `convopt targets` lists them, e.g. "cuda:sm_90",
-        which need not be here. precision: of the arithmetic inside, "fp32"; inputs and outputs keep the
-        model's dtypes.
+        which need not be here.
+    precision: of what is stored inside, "fp32", "fp16" or "bf16" (the latter two on a CPU); sums are float32,
+        inputs and outputs keep the model's dtypes. "bf16" multiplies in bfloat16 and wants AMX or
+        AVX512-BF16. keep_fp32: names of nodes whose products and results stay float32.
     threads: how many run a kernel; by default all usable cores.
     verify: True compares every Program with onnxruntime, unoptimised, on a random input, or on the given
-        arrays (by name) where they fit; nodes that differ fall back. "raise" raises instead.
+        arrays (by name) where they fit; nodes that differ are kept in float32 first, then fall back. "raise"
+        raises instead.
     check: "each-pass" runs a random input through before and after of every pass and names the guilty one.
     skip: names of graph passes to leave out.
     algorithm: of convolutions that have the choice; "auto" takes the cheaper by estimate.
@@ -104,23 +115,25 @@ def optimize(
         or a Program beyond workspace_cap. VerificationError: with verify="raise".
     """
     threads = usable_cores() if threads is None else threads
-    _check_choices(precision, verify, check, skip, algorithm)
-    _check_count("threads", threads, MOST_THREADS)
-    _check_count("im2col_cap", im2col_cap)
-    _check_count("max_programs", max_programs)
+    check_choices(precision, verify, check, skip, algorithm)
+    found = find_target(target)
+    stored = precision_of(precision, keep_fp32, found)
+    check_count("threads", threads, MOST_THREADS)
+    check_count("im2col_cap", im2col_cap)
+    check_count("max_programs", max_programs)
     if workspace_cap is not None:
-        _check_count("workspace_cap", workspace_cap)
+        check_count("workspace_cap", workspace_cap)
     model = load_model(source)
     cache = KernelCache(None if cache_dir is None else Path(cache_dir))
     if tune is not None and (deterministic or algorithm != "auto"):
         raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
     if tune is not None and target != "cpu":
         raise InputError(f"tune measures on this machine's CPU; target is {target!r}")
-    options = LoweringOptions(_find_target(target), threads, im2col_cap, algorithm)
+    options = LoweringOptions(found, threads, im2col_cap, algorithm, precision=stored)
     compiler = _Compiler(
         model, options, cache, verify, check, tuple(skip), workspace_cap, tune, deterministic, after, progress
     )
-    given = _extents(shapes or {})
+    given = extents_of(shapes or {})
     bound = _bound_shapes(model, given)
     programs = [compiler.compile(bound)] if bound is not None else []
     if bound is None and given:
@@ -135,50 +148,6 @@ def optimize(
         compile_shapes=compiler.compile,
         max_programs=max_programs,
     )
-
-
-def _find_target(name: str) -> CpuTarget | GpuTarget:
-    """InputError: no such target. CompileError: nothing here compiles for it; with the remedy."""
-    if name == "cpu":
-        return host_cpu()
-    if not isinstance(name, str) or name not in GPU_TARGETS:
-        raise InputError(
-            f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
-        )
-    found = find_target(name)
-    if (refusal := why_no_compiler(found)) is not None:
-        raise CompileError(f"target {name}: {refusal}")
-    return found
-
-
-def _check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        limit = f" to {most}" if most < 2**63 - 1 else " or more"
-        raise InputError(f"{name} is {value!r}; expected an integer of 1{limit}")
-
-
-def _check_choices(
-    precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
-) -> None:
-    if precision != "fp32":
-        raise InputError(f"precision {precision!r} is not available; expected fp32")
-    if not isinstance(verify, bool | Mapping) and verify != "raise":
-        raise InputError(f"verify is {verify!r}; expected True, False, 'raise' or arrays by input name")
-    if check not in (None, "each-pass"):
-        raise InputError(f"check is {check!r}; expected each-pass or nothing")
-    if algorithm not in ("auto", "direct", "im2col"):
-        raise InputError(f"algorithm is {algorithm!r}; expected auto, direct or im2col")
-    if isinstance(skip, str):
-        raise InputError(f"skip is the text {skip!r}; expected a list of passes' names")
-
-
-def _extents(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    try:
-        return {name: tuple(int(extent) for extent in extents) for name, extents in shapes.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise InputError(
-            f"shapes is {shapes!r}; expected integers by input name, as in {{'x': (1, 3, 224, 224)}}"
-        ) from None
 
 
 def _bound_shapes(model: ir.Model, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
@@ -273,7 +242,7 @@ class _Compiler:
     def _observer(self, graph: ir.Model, context: PassContext) -> After:
         """Called behind each pass: the check (groups are read as their bodies), the caller, progress."""
         checker = CheckEachPass(graph, context) if self.check else None
-        count = len(without(GRAPH_PASSES, self.skip)) + len(kernel_passes({}))
+        count = len(without(GRAPH_PASSES, self.skip)) + len(kernel_passes({}, self.options.precision))
         done = itertools.count(1)
 
         def after(index: int, one: Pass, model: ir.Model, report: PassReport) -> None:
@@ -297,15 +266,17 @@ class _Compiler:
         context: PassContext,
         options: LoweringOptions,
         refused: dict[str, str],
-        after: After,
+        after: After | None,
     ) -> Loaded:
         """The Program of a graph; `refused` grows by what turns out not to be compilable."""
         while True:
-            lowered = lower_graph(graph, context, refused, after)
+            lowered = lower_graph(graph, context, refused, after, options.precision)
             meta = {
                 "convopt": __version__,
                 "target": self.options.target.name,
                 "threads": self.options.threads,
+                "precision": options.precision.name,
+                "keep_fp32": sorted(options.precision.keep_fp32),
             }
             if isinstance(self.options.target, GpuTarget):
                 meta["kind"] = self.options.target.kind
@@ -334,14 +305,18 @@ class _Compiler:
             loaded.program.meta["verified"] = f"not verified: {refusal}"
             return loaded
         given = self.verify if isinstance(self.verify, Mapping) else {}
-        verifier = Verifier(self.model, graph, context, given)
+        verifier = Verifier(self.model, graph, context, given, options.precision.tolerance)
         while (difference := verifier.difference(loaded)) is not None:
             if self.verify == "raise":
                 raise difference
-            guilty = verifier.guilty(
-                lambda probe: build_program(probe, options, self.cache, {}, self.progress),
-                lower_graph(graph, context, refused, None),
-            )
+            lowered = lower_graph(graph, context, refused, None, options.precision)
+            build = functools.partial(build_program, options=options, cache=self.cache, meta={})
+            probed = verifier.probe(lowered, build)
+            if lossy := probed.lossy(options.precision):
+                options = replace(options, precision=options.precision.keeping(lossy))
+                loaded = self._program(graph, context, options, refused, None)
+                continue
+            guilty = probed.guilty()
             if not guilty:
                 # Every group is right by itself: rounding that the model amplifies.
                 loaded.program.meta["verified"] = f"{difference}, and no node by itself: rounding adds up"
@@ -365,7 +340,7 @@ def model_problems(
         ModelError: the model is unusable. InputError: a shape is, or dims are left open.
     """
     model = load_model(source)
-    bound = _bound_shapes(model, _extents(shapes or {}))
+    bound = _bound_shapes(model, extents_of(shapes or {}))
     if bound is None:
         raise InputError("dynamic dims: give the shape of every input")
     options = LoweringOptions(host_cpu(), threads, im2col_cap)

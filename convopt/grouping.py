@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from convopt.ir.precision import FP32, Precision
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, lower_only
 from convopt.passes import PassContext, run_passes
@@ -15,6 +16,7 @@ from convopt.passes.assign_layout import AssignLayout
 from convopt.passes.base import After, Pass
 from convopt.passes.group_kernels import GroupKernels
 from convopt.passes.lower_batchnorm import LowerBatchNorm
+from convopt.passes.narrow_storage import NarrowStorage
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import choose_plan, plan_seconds
 from convopt.tuning.records import Collector
@@ -22,18 +24,23 @@ from convopt.tuning.records import Collector
 DETERMINISTIC_THREADS = 4  # that deterministic choices are made for, whatever the module's number is
 
 
-def kernel_passes(refused: Mapping[str, str]) -> tuple[Pass, ...]:
+def kernel_passes(refused: Mapping[str, str], precision: Precision = FP32) -> tuple[Pass, ...]:
     """From standard ONNX with static shapes to groups with layouts; `refused` (node: reason) fall back."""
-    return LowerBatchNorm(), GroupKernels(tuple(refused.items())), AssignLayout()
+    narrow = () if precision.name == "fp32" else (NarrowStorage(precision),)
+    return LowerBatchNorm(), GroupKernels(tuple(refused.items())), AssignLayout(), *narrow
 
 
 def lower_graph(
-    graph: ir.Model, context: PassContext, refused: Mapping[str, str], after: After | None
+    graph: ir.Model,
+    context: PassContext,
+    refused: Mapping[str, str],
+    after: After | None,
+    precision: Precision = FP32,
 ) -> ir.Model:
-    """A copy of the graph, cut into groups and with layouts; `refused` nodes become islands."""
+    """A copy of the graph, cut into groups with layouts and storage; `refused` nodes become islands."""
     lowered = graph.clone()
     context = PassContext(target=context.target, shapes=context.shapes)
-    run_passes(lowered, kernel_passes(refused), context, after)
+    run_passes(lowered, kernel_passes(refused, precision), context, after)
     return lowered
 
 
@@ -46,7 +53,10 @@ def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOption
     while True:
         collector = Collector()
         try:
-            lower_only(lower_graph(graph, context, refused, None), replace(options, records=collector))
+            lower_only(
+                lower_graph(graph, context, refused, None, options.precision),
+                replace(options, records=collector),
+            )
             return collector.problems
         except Fallbacks as fallbacks:
             new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}

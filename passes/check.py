@@ -54,7 +54,9 @@ class CheckEachPass:
             return
         found = self._run(model, f"after {one.name}")
         if found is not None and self._expected is not None:
-            worst = _compare(one.name, self._expected, found, self.tolerance)
+            # A pass that is meant to round says by how much.
+            tolerance = max(self.tolerance, getattr(one, "tolerance", 0.0))
+            worst = _compare(one.name, self._expected, found, tolerance)
             self.notes.append(Note(one.name, f"equal within {worst:.1e} of the output's scale"))
         self._expected = found if found is not None else self._expected
 

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from convopt.targets import GpuTarget, Target
 
 
+# The element types that kernels compute with, in bytes. Arithmetic is float32: the others are converted when
+# they are loaded and rounded to nearest even when they are stored.
+FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
 @dataclass(frozen=True)
 class TensorView:
     """How a kernel sees one operand: element [i0, i1, ...] is at pointer + sum(i * stride), in elements.

@@ -115,7 +115,7 @@ class DirectConv:
         if problem.channels % self.channel_block:
             return f"{problem.channels} channels are not a multiple of {self.channel_block}"
         if self.channel_block < problem.channels and problem.y.dtype != "float32":
-            return "partial sums can't wait in a float16 output"
+            return f"partial sums can't wait in a {problem.y.dtype} output"
         return None
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:

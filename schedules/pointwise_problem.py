@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from convopt.schedules.base import Estimate, TensorView
+from convopt.schedules.base import FLOAT_BYTES, Estimate, TensorView
 from convopt.schedules.primitives.expression import Expression, identity
 from convopt.schedules.primitives.nest import Loop, loops
 from convopt.targets import Target
@@ -19,15 +19,15 @@ MEMORY_BANDWIDTH = 10e9  # bytes/s of one core, streaming; only ranks
 VECTOR_RATE = 4e9  # vector instructions/s of one core
 ITEM_BYTES = {"float16": 2, "float32": 4, "bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
 ITEM_BYTES |= {"uint16": 2, "int16": 2, "uint32": 4, "uint64": 8, "float64": 8, "bfloat16": 2}
-ARITHMETIC = ("float32", "float16", "bool")
+ARITHMETIC = (*FLOAT_BYTES, "bool")
 
 
 @dataclass(frozen=True)
 class PointwiseProblem:
     """outputs = expression(inputs), element by element; all views have one shape, broadcast by stride 0.
 
-    Operands of a kernel: inputs..., outputs.... Arithmetic is float32; float16 and bool are converted on load
-    and store. An identity between equal dtypes moves bits, whatever they mean.
+    Operands of a kernel: inputs..., outputs.... Arithmetic is float32; 16-bit floats and bool are converted
+    on load and store. An identity between equal dtypes moves bits, whatever they mean.
     """
 
     inputs: tuple[TensorView, ...]
@@ -125,12 +125,14 @@ class Emitter:
         """`lanes` elements of an operand in the type that is computed with, held in a register."""
         from tvm.tirx.script.builder import ir as T
 
-        from convopt.schedules.primitives.emit import lanes_at, splat
+        from convopt.schedules.primitives.emit import lanes_at, splat, widened
 
         at = offset if stride == 0 else lanes_at(offset, lanes, stride)
         value = self.buffers[operand][at]
         width = 1 if stride == 0 else lanes
-        if self.kinds[operand] != self.compute:
+        if self.kinds[operand] in FLOAT_BYTES and not self.problem.moves_bits:
+            value = widened(value)
+        elif self.kinds[operand] != self.compute:
             value = T.Cast(self.compute if width == 1 else f"{self.compute}x{width}", value)
         return self.hold(splat(value, lanes) if stride == 0 else value, lanes)
 
@@ -144,11 +146,13 @@ class Emitter:
     def store(self, output: int, value: Any, offset: Any, stride: int, lanes: int) -> None:
         from tvm.tirx.script.builder import ir as T
 
-        from convopt.schedules.primitives.emit import lanes_at
+        from convopt.schedules.primitives.emit import lanes_at, narrowed
 
         operand = self.inputs + output
         kind = self.kinds[operand]
-        if kind != self.compute:
+        if kind in FLOAT_BYTES and not self.problem.moves_bits:
+            value = narrowed(value, kind, lanes)
+        elif kind != self.compute:
             value = T.Cast(kind if lanes == 1 else f"{kind}x{lanes}", value)
         T.buffer_store(self.buffers[operand], value, [lanes_at(offset, lanes, stride)])
 

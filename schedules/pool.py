@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from convopt.schedules.base import Estimate
+from convopt.schedules.base import FLOAT_BYTES, Estimate
 from convopt.schedules.pool_problem import PoolProblem
 from convopt.schedules.primitives.nest import Tasks, split_tasks, vector_pieces
 from convopt.targets import Target
@@ -24,13 +24,13 @@ def default(problem: PoolProblem, target: Target) -> ChannelPool | PixelPool:
 
 
 def _why_no_kernel(problem: PoolProblem) -> str | None:
-    if not {problem.x.dtype, problem.y.dtype} <= {"float32", "float16"}:
+    if not {problem.x.dtype, problem.y.dtype} <= FLOAT_BYTES.keys():
         return f"pooling of {problem.x.dtype}"
     return None
 
 
 def _estimate(problem: PoolProblem, target: Target, slowdown: float) -> Estimate:
-    item = 2 if problem.x.dtype == "float16" else 4
+    item = FLOAT_BYTES[problem.x.dtype]
     loads = problem.y.size * problem.taps / target.lanes
     moved = (problem.x.size + problem.y.size) * item
     return Estimate(compute=slowdown * loads / VECTOR_RATE, memory=moved / MEMORY_BANDWIDTH)

@@ -11,7 +11,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.pool_problem import PoolProblem
-from convopt.schedules.primitives.emit import hold, lanes_at, register, splat
+from convopt.schedules.primitives.emit import hold, lanes_at, narrowed, register, splat, widened
 
 UNROLLED_TAPS = 12  # windows up to this size have no loops
 UNROLLED_ROW = 8  # and rows of a window up to this length
@@ -117,16 +117,11 @@ class PoolRows:
         return [slot[at[0]] for slot in registers]
 
     def load(self, offset: Any, lanes: int, stride: int = 1) -> Any:
-        value = self.x[lanes_at(offset, lanes, stride)]
-        if self.problem.x.dtype == "float32":
-            return value
-        return T.Cast("float32" if lanes == 1 else f"float32x{lanes}", value)
+        return widened(self.x[lanes_at(offset, lanes, stride)])
 
     def store(self, value: Any, offset: Any, lanes: int, stride: int = 1) -> None:
-        kind = self.problem.y.dtype
-        if kind != "float32":
-            value = T.Cast(kind if lanes == 1 else f"{kind}x{lanes}", value)
-        T.buffer_store(self.y, value, [lanes_at(offset, lanes, stride)])
+        stored = narrowed(value, self.problem.y.dtype, lanes)
+        T.buffer_store(self.y, stored, [lanes_at(offset, lanes, stride)])
 
     def start(self, n: Any, c: Any, at: Sequence[Any]) -> Any:
         """The offset in x of the first tap of the window of output `at`, computed once."""

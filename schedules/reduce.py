@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
 
-from convopt.schedules.base import Estimate, TensorView
+from convopt.schedules.base import FLOAT_BYTES, Estimate, TensorView
 from convopt.schedules.reduce_plan import ReducePlan
 from convopt.targets import Target
 
@@ -49,7 +49,7 @@ class ReduceProblem:
 def why_not_float(*views: TensorView) -> str | None:
     """Only floating point is reduced, and there must be elements."""
     for view in views:
-        if view.dtype not in ("float32", "float16"):
+        if view.dtype not in FLOAT_BYTES:
             return f"reduction of {view.dtype}"
         if view.size == 0:
             return "no elements"
@@ -71,7 +71,7 @@ class Reduce:
         return why_not_float(problem.x, problem.y)
 
     def cost(self, problem: ReduceProblem, target: Target) -> Estimate:
-        item = 2 if problem.x.dtype == "float16" else 4
+        item = FLOAT_BYTES[problem.x.dtype]
         vectors = problem.x.size / target.lanes
         return Estimate(compute=2 * vectors / VECTOR_RATE, memory=problem.x.size * item / MEMORY_BANDWIDTH)
 
@@ -103,7 +103,7 @@ class Reduce:
 
                 def visit(piece: Piece, offsets: list[Any]) -> None:
                     stride = sweep.vector_loop.strides[0]
-                    value = load(x, problem.x.dtype, offsets[0], stride, piece.lanes)
+                    value = load(x, offsets[0], stride, piece.lanes)
                     if before != "identity":
                         value = getattr(VectorMath(piece.lanes), before)(hold(value, piece.lanes))
                     totals.add(piece, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
-from convopt.schedules.primitives.emit import hold, lanes_at, register, splat
+from convopt.schedules.primitives.emit import hold, lanes_at, narrowed, register, splat, widened
 from convopt.schedules.primitives.nest import Loop, minimum, power_of_two_below, vector_pieces
 from convopt.schedules.reduce_plan import ReducePlan
 
@@ -175,14 +175,11 @@ def _move(offsets: Sequence[Any], loop: Loop, index: Any) -> list[Any]:
     return [o + index * s if s else o for o, s in zip(offsets, loop.strides, strict=True)]
 
 
-def load(buffer: Any, dtype: str, offset: Any, stride: int, lanes: int) -> Any:
+def load(buffer: Any, offset: Any, stride: int, lanes: int) -> Any:
     """float32 from any floating-point operand."""
-    value = buffer[lanes_at(offset, lanes, stride)]
-    return value if dtype == "float32" else T.Cast("float32" if lanes == 1 else f"float32x{lanes}", value)
+    return widened(buffer[lanes_at(offset, lanes, stride)])
 
 
 def store(buffer: Any, dtype: str, value: Any, offset: Any, stride: int, lanes: int) -> None:
     """float32 to any floating-point operand."""
-    if dtype != "float32":
-        value = T.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", value)
-    T.buffer_store(buffer, value, [lanes_at(offset, lanes, stride)])
+    T.buffer_store(buffer, narrowed(value, dtype, lanes), [lanes_at(offset, lanes, stride)])

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar, Literal
 
-from convopt.schedules.base import Estimate, TensorView
+from convopt.schedules.base import FLOAT_BYTES, Estimate, TensorView
 from convopt.schedules.pointwise_problem import ITEM_BYTES
 from convopt.schedules.primitives.nest import Tasks, loops, split_tasks, vector_pieces
 from convopt.targets import Target
@@ -91,7 +91,7 @@ class Resize:
 
     def why_not(self, problem: ResizeProblem, target: Target) -> str | None:
         x, y = problem.x, problem.y
-        if problem.mode == "linear" and not {x.dtype, y.dtype} <= {"float32", "float16"}:
+        if problem.mode == "linear" and not {x.dtype, y.dtype} <= FLOAT_BYTES.keys():
             return f"linear interpolation of {x.dtype}"
         if x.dtype not in ITEM_BYTES:
             return f"dtype {x.dtype} has no known size"
@@ -187,7 +187,7 @@ class _Emitter:
         """`lanes` outputs along the innermost loop from `start` on."""
         from tvm.tirx.script.builder import ir as T
 
-        from convopt.schedules.primitives.emit import hold, lanes_at, splat
+        from convopt.schedules.primitives.emit import hold, lanes_at, narrowed, splat
 
         corners, y_offset = at
         total: Any = None
@@ -209,15 +209,12 @@ class _Emitter:
                 if weight is not None:
                     value = value * weight
                 total = value if total is None else total + value
-        kind = self.problem.y.dtype
-        if self.problem.mode == "linear" and kind != "float32":
-            total = T.Cast(kind if lanes == 1 else f"{kind}x{lanes}", total)
+        if self.problem.mode == "linear":
+            total = narrowed(total, self.problem.y.dtype, lanes)
         T.buffer_store(self.y, total, [lanes_at(y_offset + start * inner.y_stride, lanes, inner.y_stride)])
 
     def _load(self, index: Any, lanes: int) -> Any:
-        from tvm.tirx.script.builder import ir as T
+        from convopt.schedules.primitives.emit import widened
 
         value = self.x[index]
-        if self.problem.mode == "linear" and self.problem.x.dtype != "float32":
-            value = T.Cast("float32" if lanes == 1 else f"float32x{lanes}", value)
-        return value
+        return widened(value) if self.problem.mode == "linear" else value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
 
-from convopt.schedules.base import Estimate, TensorView
+from convopt.schedules.base import FLOAT_BYTES, Estimate, TensorView
 from convopt.schedules.reduce import MEMORY_BANDWIDTH, VECTOR_RATE, why_not_float
 from convopt.schedules.reduce_plan import ReducePlan
 from convopt.targets import Target
@@ -44,7 +44,7 @@ class Softmax:
         return why_not_float(problem.x, problem.y)
 
     def cost(self, problem: SoftmaxProblem, target: Target) -> Estimate:
-        item = 2 if problem.x.dtype == "float16" else 4
+        item = FLOAT_BYTES[problem.x.dtype]
         work = (2 * EXP_COST + 8) * problem.x.size / target.lanes
         return Estimate(compute=work / VECTOR_RATE, memory=3 * problem.x.size * item / MEMORY_BANDWIDTH)
 
@@ -67,7 +67,7 @@ class Softmax:
         from convopt.schedules.reduce_sweep import Accumulators, Piece, Sweep, load, store
 
         plan = self._plan(problem, target).with_scratch()
-        x_type, y_type = problem.x.dtype, problem.y.dtype
+        y_type = problem.y.dtype
         # Not in y: steps of a task may overlap, so that another thread could read it half done.
         keep = self.scratch_bytes(problem, target) > 0
 
@@ -90,7 +90,7 @@ class Softmax:
                     return splat(values[0], piece.lanes) if plan.along else values[piece.slot]
 
                 def element(piece: Piece, offsets: list[Any]) -> Any:
-                    return load(x, x_type, offsets[0], x_stride, piece.lanes)
+                    return load(x, offsets[0], x_stride, piece.lanes)
 
                 largest = Accumulators(sweep, -inf, maximum)
                 top = largest.fill(lambda piece, at: largest.add(piece, element(piece, at)))
@@ -117,7 +117,7 @@ class Softmax:
                     if problem.logarithm:
                         value = element(piece, offsets) - of(top, piece) - of(scale, piece)
                     elif keep:
-                        value = load(kept, "float32", offsets[2], 1, piece.lanes) * of(scale, piece)
+                        value = load(kept, offsets[2], 1, piece.lanes) * of(scale, piece)
                     else:
                         value = exponential(piece, offsets) * of(scale, piece)
                     store(y, y_type, value, offsets[1], y_stride, piece.lanes)

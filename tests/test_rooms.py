@@ -28,10 +28,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tuning": frozenset({"codegen", "lowering", "runtime", "schedules", "selection", "targets"}),
     "passes": frozenset({"analysis", "ir", "lowering", "selection", "sessions", "targets"}),
     "verification": frozenset({"ir", "passes", "runtime"}),
+    "arguments": frozenset({"codegen", "ir", "targets"}),
     "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "tuning"}),
     "compiler": frozenset(
         {
             "codegen",
+            "arguments",
             "frontends",
             "grouping",
             "ir",

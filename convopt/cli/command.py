@@ -49,7 +49,16 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         help="the shape of an input, e.g. x:1,3,224,224; once for each input with dynamic dims",
     )
     parser.add_argument("--target", default="cpu", help="cpu: this machine's (default)")
-    parser.add_argument("--precision", default="fp32", help="of the arithmetic inside: fp32 (default)")
+    parser.add_argument(
+        "--precision", default="fp32", help="of what is stored inside: fp32 (default), fp16, bf16"
+    )
+    parser.add_argument(
+        "--keep-fp32",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="whose products and result stay float32 in fp16 and bf16; repeatable",
+    )
     parser.add_argument(
         "--threads", type=positive, help="cores that the module uses (default: all usable ones)"
     )
@@ -95,6 +104,7 @@ def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "shapes": parse_shapes(arguments.shape) or None,
         "target": arguments.target,
         "precision": arguments.precision,
+        "keep_fp32": tuple(arguments.keep_fp32),
         "skip": tuple(arguments.skip),
         "algorithm": arguments.algorithm,
         "deterministic": arguments.deterministic,

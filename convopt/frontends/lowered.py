@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from convopt.ir.groups import DOMAIN, body_of, is_group
+from convopt.ir.groups import DOMAIN, body_of, explicit_casts, is_group
 
 FUNCTIONS_SINCE = 8  # the IR version that knows model-local functions
 
@@ -16,6 +16,7 @@ def groups_to_functions(model: ir.Model) -> None:
     """
     graph = model.graph
     for index, group in enumerate([node for node in graph if is_group(node)]):
+        explicit_casts(group)
         body = body_of(group).clone()
         _initializers_to_constants(body)
         body.opset_imports.pop(DOMAIN, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from convopt.ir.values import constant, new_constant
+from convopt.ir.values import constant, new_constant, unique_name
 
 DOMAIN = "convopt"
 REFUSED = "convopt.refused"  # metadata of a fallback node: why it is not compiled
@@ -85,9 +85,35 @@ def make_group(
     return group
 
 
+def explicit_casts(group: ir.Node) -> None:
+    """Writes into the body what an operand of another type than the body's means: a Cast on load or store."""
+    body, graph = body_of(group), group.graph
+    assert graph is not None
+    for index, (outer, inner) in enumerate(zip(group.inputs, list(body.inputs), strict=True)):
+        if outer is None or outer.dtype in (None, inner.dtype):
+            continue
+        stored = ir.Value(name=inner.name, type=outer.type, shape=inner.shape)
+        inner.name = unique_name(graph, f"{inner.name}_wide")
+        wide = ir.Value(name=inner.name, type=inner.type, shape=inner.shape)
+        inner.replace_all_uses_with(wide, replace_graph_outputs=True)
+        body.inputs[index] = stored
+        cast = ir.node("Cast", [stored], {"to": int(inner.dtype or 0)}, outputs=[wide], name=wide.name)
+        body.insert_before(body[0], cast)
+    for index, (outer, inner) in enumerate(zip(group.outputs, list(body.outputs), strict=True)):
+        if outer.dtype in (None, inner.dtype):
+            continue
+        stored = ir.Value(name=inner.name, type=outer.type, shape=inner.shape)
+        inner.name = unique_name(graph, f"{inner.name}_wide")
+        body.outputs[index] = stored
+        body.append(
+            ir.node("Cast", [inner], {"to": int(outer.dtype or 0)}, outputs=[stored], name=inner.name)
+        )
+
+
 def expand_groups(graph: ir.Graph) -> None:
     """Puts every group's body in its place: the model is standard ONNX again."""
     for group in [node for node in graph if is_group(node)]:
+        explicit_casts(group)
         body = body_of(group)
         mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, group.inputs, strict=True))
         for inner in body.initializers.values():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from convopt.ir.precision import FP32, Precision
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import Algorithm, ConvPlan, Records, decide
@@ -63,6 +64,7 @@ class LoweringOptions:
     im2col_cap: int = 64 << 20
     algorithm: Algorithm = "auto"
     records: Records | None = None
+    precision: Precision = FP32
 
     @property
     def cpu(self) -> CpuTarget:

@@ -12,6 +12,7 @@ from convopt.runtime.program import IslandStep, Placement
 if TYPE_CHECKING:
     from convopt.runtime.module import CompiledModule
 
+MOST_NAMES = 8  # of nodes kept in fp32 that a summary lists
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
@@ -60,6 +61,9 @@ def _program(loaded: Loaded) -> list[str]:
         f"{_size(program.live_bytes)} alive at once, "
         f"weights {_size(loaded.weights.nbytes)}, code {_size(len(loaded.image))}",
     ]
+    if kept := program.meta.get("keep_fp32"):
+        names = ", ".join(kept[:MOST_NAMES]) + (", ..." if len(kept) > MOST_NAMES else "")
+        lines.append(f"  {len(kept)} nodes kept in fp32: {names}")
     if verified := program.meta.get("verified"):
         lines.append(f"  verified: {verified}")
     if deterministic := program.meta.get("deterministic"):

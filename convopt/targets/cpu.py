@@ -10,6 +10,7 @@ import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,19 @@ class CpuTarget:
     l2: int
     l3: int
     mattr: tuple[str, ...] = ()
+    bf16: Literal["amx", "dot"] | None = None  # tiles of bfloat16, or vectors of pairs (AVX512-BF16)
 
     @property
     def lanes(self) -> int:
         """float32 elements in a vector register."""
         return self.vector_bytes // 4
+
+    @property
+    def why_no_bf16(self) -> str | None:
+        """Why products of bfloat16 can't be had at the speed of the hardware; None where they can."""
+        if self.bf16 is None:
+            return f"{self.name} has neither AMX nor AVX512-BF16"
+        return None
 
     @property
     def cpu_flags(self) -> tuple[str, ...]:
@@ -44,8 +53,10 @@ class CpuTarget:
 # Vector registers and widths: Intel SDM volume 1 (16 ymm, 32 zmm), Arm ARM (32 v registers of 128 bits).
 # Caches: the smallest of the common server parts of each family; `host_cpu` replaces them by sysfs's.
 SKYLAKE_AVX512 = CpuTarget("skylake-avx512", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 16 << 20)
-SAPPHIRERAPIDS = CpuTarget("sapphirerapids", "x86_64-linux-gnu", 64, 32, True, 48 << 10, 2 << 20, 32 << 20)
-ZNVER4 = CpuTarget("znver4", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 32 << 20)
+SAPPHIRERAPIDS = CpuTarget(
+    "sapphirerapids", "x86_64-linux-gnu", 64, 32, True, 48 << 10, 2 << 20, 32 << 20, bf16="amx"
+)
+ZNVER4 = CpuTarget("znver4", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 32 << 20, bf16="dot")
 ZNVER3 = CpuTarget("znver3", "x86_64-linux-gnu", 32, 16, False, 32 << 10, 512 << 10, 32 << 20)
 HASWELL = CpuTarget("haswell", "x86_64-linux-gnu", 32, 16, False, 32 << 10, 256 << 10, 8 << 20)
 X86_64 = CpuTarget("x86-64", "x86_64-linux-gnu", 16, 16, False, 32 << 10, 256 << 10, 4 << 20)

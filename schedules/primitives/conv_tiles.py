@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.emit import kernel, lanes_at, prefetch, register, splat
+from convopt.schedules.primitives.emit import kernel, lanes_at, narrowed, prefetch, register, splat, widened
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class _Tile:
             tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * x_c
             step = base + (((d * kh + h) * kw + w) * block + c) * tile_k
             for i, (x_at, _, _) in enumerate(positions):
-                value = splat(_as_float(self.x[x_at + tap]), lanes)
+                value = widened(splat(self.x[x_at + tap], lanes))
                 for v in range(schedule.vectors):
                     at = lanes_at(0, lanes)
                     product = value * self.weight[lanes_at(step + v * lanes, lanes)]
@@ -218,22 +218,12 @@ def sub_vector(value: Any, first: int, count: int) -> Any:
 def load(buffer: Any, index: Any, lanes: int, stride: int) -> Any:
     """`lanes` elements as float32; stride 0 repeats one element."""
     if stride == 0:
-        return splat(_as_float(buffer[index]), lanes)
-    return _as_float(buffer[lanes_at(index, lanes, stride)])
+        return widened(splat(buffer[index], lanes))
+    return widened(buffer[lanes_at(index, lanes, stride)])
 
 
 def store(buffer: Any, index: Any, value: Any, lanes: int, dtype: str) -> None:
-    if dtype != "float32":
-        value = T.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", value)
-    T.buffer_store(buffer, value, [lanes_at(index, lanes)])
-
-
-def _as_float(value: Any) -> Any:
-    dtype = str(value.ty.dtype) if hasattr(value, "ty") and hasattr(value.ty, "dtype") else str(value.dtype)
-    if dtype.startswith("float32"):
-        return value
-    lanes = dtype.partition("x")[2]
-    return T.Cast(f"float32x{lanes}" if lanes else "float32", value)
+    T.buffer_store(buffer, narrowed(value, dtype, lanes), [lanes_at(index, lanes)])
 
 
 def _branch(condition: Any, both: bool, then: Callable[[], None], otherwise: Callable[[], None]) -> None:

@@ -36,19 +36,18 @@ def kernel(symbol: str, arguments: Sequence[TensorView]) -> Iterator[KernelBody]
     """A function of the form described in `schedules.base`; after the block, `.function` is the PrimFunc.
 
     Buffers are flat, of unknown length, and aligned to one element only: callers' arrays are no better.
-    Indices may be negative (a halo lies before element 0).
+    Indices may be negative (a halo lies before element 0). bfloat16 is held as its bits, uint16.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(symbol)
         T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
         begin, end = T.arg("begin", T.int32()), T.arg("end", T.int32())
         scratch = T.arg("scratch", T.handle("float32"))
-        pointers = [T.arg(f"p{i}", T.handle(view.dtype)) for i, view in enumerate(arguments)]
+        kinds = ["uint16" if view.dtype == "bfloat16" else view.dtype for view in arguments]
+        pointers = [T.arg(f"p{i}", T.handle(kind)) for i, kind in enumerate(kinds)]
         buffers = [
-            T.decl_buffer(
-                (2**31 - 1,), view.dtype, data=p, align=tvm.DataType(view.dtype).bits // 8, layout=None
-            )
-            for p, view in zip(pointers, arguments, strict=True)
+            T.decl_buffer((2**31 - 1,), kind, data=p, align=tvm.DataType(kind).bits // 8, layout=None)
+            for p, kind in zip(pointers, kinds, strict=True)
         ]
         body = KernelBody(buffers, begin, end, scratch)
         yield body
@@ -62,6 +61,40 @@ def lanes_at(index: Any, lanes: int, stride: int = 1) -> Any:
 
 def splat(value: Any, lanes: int) -> Any:
     return value if lanes == 1 else T.Broadcast(value, lanes)
+
+
+def dtype_of(value: Any) -> tvm.DataType:
+    """The element type and lanes of an expression."""
+    return tvm.DataType(str(value.ty.dtype if hasattr(value, "ty") else value.dtype))
+
+
+def widened(value: Any) -> Any:
+    """float32 of stored elements: float32, float16, or bfloat16 as its bits (`kernel`)."""
+    kind = dtype_of(value)
+    wide = "float32" if kind.lanes == 1 else f"float32x{kind.lanes}"
+    if not str(kind).startswith("uint16"):
+        return value if str(kind) == wide else T.Cast(wide, value)
+    bits = T.Cast(wide.replace("float", "uint"), value)
+    return T.reinterpret(wide, T.shift_left(bits, splat(T.uint32(16), kind.lanes)))
+
+
+def narrowed(value: Any, dtype: str, lanes: int) -> Any:
+    """float32 as elements of `dtype`, rounded to nearest even; of bfloat16 the bits, NaN quiet."""
+    if dtype == "float32":
+        return value
+    if dtype != "bfloat16":
+        return T.Cast(dtype if lanes == 1 else f"{dtype}x{lanes}", value)
+    wide = "uint32" if lanes == 1 else f"uint32x{lanes}"
+    bits = hold(T.reinterpret(wide, value), lanes, "uint32")
+
+    def number(n: int) -> Any:
+        return splat(T.uint32(n), lanes)
+
+    upper = T.shift_right(bits, number(16))
+    rounded = T.shift_right(bits + number(0x7FFF) + T.bitwise_and(upper, number(1)), number(16))
+    is_nan = T.bitwise_and(bits, number(0x7FFFFFFF)) > number(0x7F800000)
+    result = tvm.tirx.Select(is_nan, T.bitwise_or(upper, number(0x40)), rounded)
+    return T.Cast("uint16" if lanes == 1 else f"uint16x{lanes}", result)
 
 
 def register(lanes: int, dtype: str = "float32", scope: str = "global") -> Any:

@@ -10,7 +10,7 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.conv_tiles import balanced, load, pieces, store, sub_vector
-from convopt.schedules.primitives.emit import hold, kernel, lanes_at, register, splat
+from convopt.schedules.primitives.emit import hold, kernel, lanes_at, register, splat, widened
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _Stages:
 
         def element(i: int, j: int, channel: Any) -> Any:
             at = corner + (y0 + i - problem.pads[1]) * x_h + (x0 + j - problem.pads[2]) * x_w + channel
-            value = self.x[lanes_at(at, lanes)]
+            value = widened(self.x[lanes_at(at, lanes)])
             if not edge:
                 return value
             known = tirx.And(y0 + i < height, x0 + j < width)

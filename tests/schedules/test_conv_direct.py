@@ -90,6 +90,18 @@ CASES = {
     "float16 x and y": Case(
         33, 33, (1, 5, 7), y_gap=3, x_dtype="float16", y_dtype="float16", epilogue=SUM_RELU, others=(FULL,)
     ),
+    "bfloat16 x and y": Case(
+        17,
+        27,
+        (1, 5, 7),
+        (1, 3, 3),
+        begin=(0, 1, 1),
+        end=(0, 1, 1),
+        x_dtype="bfloat16",
+        y_dtype="bfloat16",
+        epilogue=SUM_RELU,
+        others=(FULL,),
+    ),
     "many channels": Case(1040, 27, (1, 3, 5), (1, 1, 3), begin=(0, 0, 1), end=(0, 0, 1), epilogue=RELU),
     "panels, a tail, groups": Case(
         272,

@@ -1,0 +1,76 @@
+"""The arguments of `optimize`, checked: what each may be, and one error that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from convopt.codegen.device import why_no_compiler
+from convopt.errors import CompileError, InputError
+from convopt.ir.precision import FP32, PRECISIONS, Precision
+from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, host_cpu
+from convopt.targets import find_target as find_gpu
+
+Array = np.ndarray[Any, Any]
+MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
+Verify = bool | Literal["raise"] | Mapping[str, Array]
+
+
+def find_target(name: str) -> CpuTarget | GpuTarget:
+    """InputError: no such target. CompileError: nothing here compiles for it; with the remedy."""
+    if name == "cpu":
+        return host_cpu()
+    if not isinstance(name, str) or name not in GPU_TARGETS:
+        raise InputError(
+            f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
+        )
+    found = find_gpu(name)
+    if (refusal := why_no_compiler(found)) is not None:
+        raise CompileError(f"target {name}: {refusal}")
+    return found
+
+
+def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        limit = f" to {most}" if most < 2**63 - 1 else " or more"
+        raise InputError(f"{name} is {value!r}; expected an integer of 1{limit}")
+
+
+def check_choices(
+    precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
+) -> None:
+    if precision not in PRECISIONS:
+        raise InputError(f"precision is {precision!r}; expected {', '.join(PRECISIONS)}")
+    if not isinstance(verify, bool | Mapping) and verify != "raise":
+        raise InputError(f"verify is {verify!r}; expected True, False, 'raise' or arrays by input name")
+    if check not in (None, "each-pass"):
+        raise InputError(f"check is {check!r}; expected each-pass or nothing")
+    if algorithm not in ("auto", "direct", "im2col"):
+        raise InputError(f"algorithm is {algorithm!r}; expected auto, direct or im2col")
+    if isinstance(skip, str):
+        raise InputError(f"skip is the text {skip!r}; expected a list of passes' names")
+
+
+def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuTarget) -> Precision:
+    if isinstance(keep_fp32, str):
+        raise InputError(f"keep_fp32 is the text {keep_fp32!r}; expected a list of nodes' names")
+    if keep_fp32 and name == "fp32":
+        raise InputError('keep_fp32 goes with precision "fp16" and "bf16": in "fp32" every node is')
+    if not isinstance(target, CpuTarget):
+        if name == "fp32":
+            return FP32
+        raise InputError(f"precision {name!r} is for CPUs; target is {target.name}")
+    if name == "bf16" and (reason := target.why_no_bf16) is not None:
+        raise InputError(f'precision "bf16": {reason}; "fp16" stores 16 bits on any CPU')
+    return Precision(name, frozenset(keep_fp32))
+
+
+def extents_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    try:
+        return {name: tuple(int(extent) for extent in extents) for name, extents in shapes.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(
+            f"shapes is {shapes!r}; expected integers by input name, as in {{'x': (1, 3, 224, 224)}}"
+        ) from None
