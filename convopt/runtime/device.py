@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from convopt.errors import ExecutionError
@@ -18,7 +19,7 @@ Memory = Any
 DevicePointer = tuple[Memory, int]
 
 # kind of target -> the driver's module here and its class
-DRIVERS = {"opencl": ("opencl_device", "OpenClDevice")}
+DRIVERS = {"cuda": ("cuda_device", "CudaDevice"), "opencl": ("opencl_device", "OpenClDevice")}
 
 
 class Device(Protocol):
@@ -47,6 +48,21 @@ class Device(Protocol):
         ...
 
     def launch(self, kernel: Any, launch: Launch, arguments: Sequence[DevicePointer]) -> None: ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Asks for the same launches again each time it is called, at less cost where the device can."""
+        ...
+
+    def copy(self, to: Memory | int, source: Memory | int, nbytes: int) -> None:
+        """On the device, from the beginning of one block or pointer of others to that of another."""
+        ...
+
+    def on_stream(self, stream: int) -> AbstractContextManager[None]:
+        """Work asked for inside goes to this stream of a caller's, ordered with the device's own.
+
+        ExecutionError where the device knows no streams of others.
+        """
+        ...
 
     def synchronise(self) -> None:
         """Waits for all work. ExecutionError where a part of it failed."""

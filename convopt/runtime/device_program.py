@@ -10,7 +10,9 @@ import io
 import threading
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ import numpy as np
 from convopt.errors import ArtifactError, ExecutionError
 from convopt.runtime import forks
 from convopt.runtime.device import Device, DevicePointer, Memory, open_device
+from convopt.runtime.device_arrays import DeviceArray, current_stream, empty_like
 from convopt.runtime.loaded import Loaded, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import Bytes, empty
-from convopt.runtime.program import Address, IslandStep, KernelStep, Program, TensorSpec
+from convopt.runtime.program import Address, IslandStep, KernelStep, Program, Step, TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -118,25 +121,68 @@ class DeviceContext:
         for memory, array in zip(self._memory["input"], inputs, strict=True):
             self.device.write(memory, 0, _bytes(array))
         on_host: list[Any] = [None] * len(program.outputs)  # those whose size only an island tells
-        for index, step in enumerate(program.steps):
-            if isinstance(step, IslandStep):
-                start = time.perf_counter()
-                self._run_island(step, inputs, on_host)
-                if seconds is not None:
-                    seconds.append(time.perf_counter() - start)
-            elif seconds is None:
-                self._launch(index, step)
-            else:
-                seconds.append(self.device.time(lambda i=index, s=step: self._launch(i, s)))  # type: ignore[misc]
+        if seconds is None:
+            self._run_segments(on_host)
+        else:
+            for index, step in enumerate(program.steps):
+                seconds.append(self._timed(index, step, on_host))
         return [
             self._fetch(spec, Address("output", index, 0)) if on_host[index] is None else on_host[index]
             for index, spec in enumerate(program.outputs)
         ]
 
-    def _launch(self, index: int, step: KernelStep) -> None:
-        launch = step.launch
-        assert launch is not None  # DeviceProgram has checked
-        self.device.launch(self._kernels[index], launch, [self._at(place) for place in step.args])
+    def run_on_device(self, inputs: Sequence[DeviceArray]) -> list[Any]:
+        """The outputs as arrays of the inputs' library, on the stream that it works on now; nothing waits."""
+        program, device = self.loaded.program, self.device
+        first = inputs[0].owner
+        if unsized := [spec.name for spec in program.outputs if is_data_dependent(spec)]:
+            raise ExecutionError(
+                f"the sizes of {', '.join(unsized)} are known on the host only: give arrays there"
+            )
+        with device.on_stream(current_stream(first)):
+            for memory, array in zip(self._memory["input"], inputs, strict=True):
+                device.copy(memory, array.pointer, array.nbytes)
+            self._run_segments([None] * len(program.outputs))
+            outputs = [empty_like(first, spec) for spec in program.outputs]
+            for memory, array in zip(self._memory["output"], outputs, strict=True):
+                device.copy(array.pointer, memory, array.nbytes)
+        return [array.owner for array in outputs]
+
+    def _run_segments(self, on_host: list[Any]) -> None:
+        for segment in self._segments:
+            if isinstance(segment, IslandStep):
+                self._run_island(segment, on_host)
+            else:
+                segment()
+
+    @cached_property
+    def _segments(self) -> list[Callable[[], None] | IslandStep]:
+        """The steps as single islands and runs of kernels, each run captured by the device."""
+        segments: list[Callable[[], None] | IslandStep] = []
+        for is_island, steps in groupby(
+            enumerate(self.loaded.program.steps), key=lambda pair: isinstance(pair[1], IslandStep)
+        ):
+            run = list(steps)
+            if is_island:
+                segments += [step for _, step in run if isinstance(step, IslandStep)]
+            else:
+                segments.append(self.device.capture(partial(self._launch_all, run)))
+        return segments
+
+    def _launch_all(self, steps: Sequence[tuple[int, Step]]) -> None:
+        for index, step in steps:
+            self._launch(index, step)
+
+    def _timed(self, index: int, step: Step, on_host: list[Any]) -> float:
+        if isinstance(step, KernelStep):
+            return self.device.time(partial(self._launch, index, step))
+        start = time.perf_counter()
+        self._run_island(step, on_host)
+        return time.perf_counter() - start
+
+    def _launch(self, index: int, step: Step) -> None:
+        assert isinstance(step, KernelStep) and step.launch is not None  # DeviceProgram has checked
+        self.device.launch(self._kernels[index], step.launch, [self._at(place) for place in step.args])
 
     def _at(self, place: Address) -> DevicePointer:
         return self._memory[place.space][place.index], place.offset
@@ -146,14 +192,12 @@ class DeviceContext:
         self.device.read(*self._at(place), _bytes(array))
         return array
 
-    def _run_island(self, step: IslandStep, inputs: Sequence[Array], on_host: list[Any]) -> None:
+    def _run_island(self, step: IslandStep, on_host: list[Any]) -> None:
         """Copies the inputs from the device, runs onnxruntime, copies the outputs back."""
         session = self.loaded.islands.get(step.model, self.threads)
         feeds = {}
         for spec, place in step.inputs:
-            if place.space == "input" and place.offset == 0:
-                feeds[spec.name] = inputs[place.index].reshape(spec.shape)
-            elif is_data_dependent(spec):
+            if is_data_dependent(spec):
                 feeds[spec.name] = on_host[place.index]
             else:
                 feeds[spec.name] = self._fetch(spec, place)
@@ -173,11 +217,7 @@ class DeviceContext:
 
 def island_copies(program: Program) -> int:
     """Copies between the device and the host that the islands of one run need."""
-    return sum(
-        sum(place.space != "input" for _, place in step.inputs) + len(step.outputs)
-        for step in program.steps
-        if isinstance(step, IslandStep)
-    )
+    return sum(len(step.inputs) + len(step.outputs) for step in program.steps if isinstance(step, IslandStep))
 
 
 def _bytes(array: Array) -> Bytes:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from convopt.errors import ExecutionError
+from convopt.errors import ExecutionError, InputError
 from convopt.runtime import forks
+from convopt.runtime.device_arrays import DeviceArray
 from convopt.runtime.device_program import DeviceContext, DeviceProgram
 from convopt.runtime.loaded import Loaded, LoadedProgram, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import address, allocate, empty
@@ -145,6 +146,16 @@ class ContextPool:
         context = self._take(loaded)
         try:
             return context.run(inputs, seconds)
+        finally:
+            self._give(context)
+
+    def run_on_device(self, loaded: Loaded, inputs: Sequence[DeviceArray]) -> list[Any]:
+        """The outputs as arrays on the device. InputError: the Program is not for a device."""
+        context = self._take(loaded)
+        try:
+            if not isinstance(context, DeviceContext):
+                raise InputError("the inputs are on a device, and the module was compiled for the CPU")
+            return context.run_on_device(inputs)
         finally:
             self._give(context)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from convopt.errors import InputError
 from convopt.runtime.artifact import save
+from convopt.runtime.device_arrays import as_device_arrays, lives_on_device
 from convopt.runtime.execution import ContextPool
 from convopt.runtime.loaded import Loaded
 from convopt.runtime.profile import Profile, of_runs
@@ -26,7 +27,9 @@ class CompiledModule:
     """A model, compiled. Call it with arrays in the model's order or by name; any number of threads may.
 
     One output comes as an array, several as a tuple in the model's order; they are fresh memory that belongs
-    to the caller. Inputs are numpy arrays or anything with `__dlpack__`, and are never written to.
+    to the caller. Inputs are numpy arrays or anything with `__dlpack__`, and are never written to. A module
+    for CUDA also takes torch or cupy arrays on the device: outputs are such arrays then, and the work goes to
+    the stream that their library works on, without waiting for it.
 
         loaded = LoadedProgram(program, link(objects), weights, islands)
         module = CompiledModule([loaded], threads=2)
@@ -83,7 +86,10 @@ class CompiledModule:
         results = self._run(gather(self.inputs, (), inputs))
         return dict(zip((info.name for info in self.outputs), results, strict=True))
 
-    def _run(self, values: Sequence[Any]) -> list[Array]:
+    def _run(self, values: Sequence[Any]) -> list[Any]:
+        if not self.target.startswith("cpu") and any(map(lives_on_device, values)):
+            given = as_device_arrays(self.inputs, values)
+            return self._contexts.run_on_device(self._program(tuple(a.shape for a in given)), given)
         arrays, loaded = self._prepare(values)
         return self._contexts.run(loaded, arrays)
 

@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,16 @@ class OpenClDevice:
             self._cl.enqueue_nd_range_kernel(self._queue, kernel, work_items, launch.block)
 
         self._checked(enqueue)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    def copy(self, to: Memory | int, source: Memory | int, nbytes: int) -> None:
+        if nbytes:
+            self._checked(lambda: self._cl.enqueue_copy(self._queue, to, source, byte_count=nbytes))
+
+    def on_stream(self, stream: int) -> AbstractContextManager[None]:
+        raise ExecutionError("OpenCL knows no arrays of other libraries: give numpy arrays")
 
     def synchronise(self) -> None:
         self._checked(self._queue.finish)

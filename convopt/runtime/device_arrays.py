@@ -1,0 +1,109 @@
+"""Arrays of other libraries that live on the device already: torch and cupy, by their CUDA array interface.
+
+Neither library is imported here: who has such an array has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from convopt.errors import InputError
+from convopt.runtime.loaded import numpy_dtype
+from convopt.runtime.program import TensorSpec
+from convopt.runtime.signature import TensorInfo
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceArray:
+    """`owner` keeps the memory alive."""
+
+    owner: Any
+    pointer: int
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def lives_on_device(value: Any) -> bool:
+    """Whether it has a CUDA array interface; torch raises from it for tensors in the host's memory."""
+    try:
+        return getattr(value, "__cuda_array_interface__", None) is not None
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def as_device_arrays(infos: Sequence[TensorInfo], values: Sequence[Any]) -> list[DeviceArray]:
+    """The arguments, checked; made contiguous by their own library where they are not.
+
+    InputError: an array on the host among them, another dtype or rank.
+    """
+    return [_checked(info, value) for info, value in zip(infos, values, strict=True)]
+
+
+def _checked(info: TensorInfo, value: Any) -> DeviceArray:
+    if not lives_on_device(value):
+        raise InputError(
+            f"input {info.name!r} is on the host, others are on the device: give all inputs on one side"
+        )
+    found = _device_array(value)
+    dtype = np.dtype(value.__cuda_array_interface__["typestr"])
+    if dtype != numpy_dtype(info.dtype):
+        raise InputError(f"input {info.name!r}: expected dtype {info.dtype}, got {dtype}")
+    if info.shape is not None and len(found.shape) != len(info.shape):
+        raise InputError(
+            f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got shape {found.shape}"
+        )
+    return found
+
+
+def _device_array(value: Any) -> DeviceArray:
+    interface = value.__cuda_array_interface__
+    if interface.get("strides") is not None and not _is_contiguous(interface):
+        value = (
+            value.contiguous() if hasattr(value, "contiguous") else _library(value).ascontiguousarray(value)
+        )
+        interface = value.__cuda_array_interface__
+    shape = tuple(int(n) for n in interface["shape"])
+    return DeviceArray(
+        value, int(interface["data"][0]), shape, prod(shape) * np.dtype(interface["typestr"]).itemsize
+    )
+
+
+def _is_contiguous(interface: dict[str, Any]) -> bool:
+    step = np.dtype(interface["typestr"]).itemsize
+    for extent, stride in zip(reversed(interface["shape"]), reversed(interface["strides"]), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def _library(value: Any) -> Any:
+    name = type(value).__module__.partition(".")[0]
+    if name not in ("torch", "cupy"):
+        raise InputError(f"arrays of {name} on a device are not known; expected torch or cupy")
+    return sys.modules[name]
+
+
+def current_stream(value: Any) -> int:
+    """The stream on which the value's library works now."""
+    library = _library(value)
+    if library.__name__ == "torch":
+        return int(library.cuda.current_stream(value.device).cuda_stream)
+    return int(library.cuda.get_current_stream().ptr)
+
+
+def empty_like(value: Any, spec: TensorSpec) -> DeviceArray:
+    """Uninitialised memory for an output, of the library and on the device of an input."""
+    library = _library(value)
+    if library.__name__ == "torch":
+        made = library.empty(spec.shape, dtype=getattr(library, spec.dtype), device=value.device)
+    else:
+        with value.device:
+            made = library.empty(spec.shape, numpy_dtype(spec.dtype))
+    return _device_array(made)

@@ -1,0 +1,166 @@
+"""The CUDA driver against a libcuda that computes on the host (libcuda_stub.c), in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+PRELUDE = """
+import numpy as np
+from convopt.runtime.cuda_device import CudaDevice
+from convopt.runtime.program import Launch
+
+def put(device, array):
+    memory = device.allocate(array.nbytes)
+    device.write(memory, 0, array.view(np.uint8))
+    return memory
+
+def get(device, memory, count, offset=0):
+    out = np.empty(count, np.float32)
+    device.read(memory, offset, out.view(np.uint8))
+    return out
+"""
+
+MODULE = """
+from convopt.runtime.device_program import DeviceProgram, pack_binaries
+from convopt.runtime.module import CompiledModule
+from convopt.runtime.program import Address, KernelStep, Program, TensorSpec
+
+def step(source, to, shared=0):
+    return KernelStep("twice", (source, to), launch=Launch((2, 1, 1), (4, 1, 1), shared), binary="one")
+
+spec = TensorSpec("x", "float32", (8,)), TensorSpec("y", "float32", (8,))
+middle = Address("arena", 0, 64)
+program = Program((spec[0],), (spec[1],), 128, 96, (
+    step(Address("input", 0, 0), middle), step(middle, Address("output", 0, 0), 3),
+), (), {"kind": "cuda"})
+loaded = DeviceProgram(program, pack_binaries({"one": b"stub"}))
+module = CompiledModule([loaded], threads=1, target="cuda:sm_90")
+x = np.arange(8, dtype=np.float32)
+"""
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("libcuda")
+    library = folder / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(HERE / "libcuda_stub.c"), "-o"]
+    subprocess.run([*command, str(library), "-ldl"], check=True)
+    return folder
+
+
+def _run(stub: Path, code: str) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(stub)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_kernels_and_their_arguments(stub: Path) -> None:
+    _run(
+        stub,
+        """
+device = CudaDevice()
+assert device.name == "stub"
+assert not get(device, device.allocate(32), 8).any(), "memory comes zeroed"
+x = np.arange(8, dtype=np.float32)
+memory, out = put(device, x), device.allocate(64)
+kernel = device.kernel(device.load(b"stub"), "twice")
+launch = Launch((1, 1, 1), (7, 1, 1), 5)
+assert device.time(lambda: device.launch(kernel, launch, [(memory, 4), (out, 8)])) == 2.5e-3
+assert np.array_equal(get(device, out, 8, 8), [*(2 * x[1:] + 5), 0])
+large = Launch((1, 1, 1), (1, 1, 1), 100 << 10)  # more than a kernel has without asking
+device.launch(kernel, large, [(memory, 0), (out, 0)])
+assert get(device, out, 1)[0] == 100 << 10
+""",
+    )
+
+
+def test_errors_name_what_the_driver_said(stub: Path) -> None:
+    _run(
+        stub,
+        """
+import pytest
+from convopt.errors import ExecutionError
+device = CudaDevice()
+with pytest.raises(ExecutionError, match="compile for its own architecture"):
+    device.load(b"another chip's")
+with pytest.raises(ExecutionError, match="cuModuleGetFunction: CUDA_ERROR_NOT_FOUND"):
+    device.kernel(device.load(b"stub"), "thrice")
+with pytest.raises(MemoryError, match="stub can't set aside"):
+    device.allocate(1 << 50)
+""",
+    )
+
+
+def test_a_program_runs_as_one_graph(stub: Path) -> None:
+    _run(
+        stub,
+        MODULE
+        + """
+for scale in (1, 3):  # the second run replays what the first has captured
+    assert np.array_equal(module(scale * x), 4 * scale * x + 3)
+assert [step.seconds for step in module.profile(x, runs=2).steps] == [2.5e-3, 2.5e-3]
+""",
+    )
+
+
+def test_arrays_on_the_device_stay_there(stub: Path) -> None:
+    """A library with cupy's name, whose arrays lie in the host's memory as the stub's do."""
+    _run(
+        stub,
+        MODULE
+        + """
+import contextlib, sys, types
+import pytest
+from convopt.errors import InputError
+
+class Array:
+    device = contextlib.nullcontext()
+    def __init__(self, array):
+        self.array = array
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.array.__array_interface__, "version": 3}
+
+Array.__module__ = "cupy"
+cupy = types.ModuleType("cupy")
+cupy.empty = lambda shape, dtype: Array(np.empty(shape, dtype))
+cupy.ascontiguousarray = lambda a: Array(np.ascontiguousarray(a.array))
+stream = types.SimpleNamespace(ptr=0)  # the default stream, which can't be captured
+cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream)
+sys.modules["cupy"] = cupy
+
+for scale in (1, 3):
+    result = module(Array(scale * x))
+    assert isinstance(result, Array) and np.array_equal(result.array, 4 * scale * x + 3)
+strided = np.zeros((8, 2), np.float32)
+strided[:, 0] = x
+assert np.array_equal(module(Array(strided[:, 0])).array, 4 * x + 3)
+with pytest.raises(InputError, match="expected dtype float32, got float64"):
+    module(Array(x.astype(np.float64)))
+with pytest.raises(InputError, match="expected rank 1"):
+    module(Array(x[None]))
+""",
+    )
+
+
+def test_without_a_driver_the_remedy_is_said() -> None:
+    code = """
+import pytest
+from convopt.errors import ExecutionError
+with pytest.raises(ExecutionError, match="no NVIDIA GPU can be used here"):
+    CudaDevice()
+"""
+    environment = {**os.environ, "CONVOPT_CUDA_DEVICE": "99"}  # also where there is a GPU
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
