@@ -9,8 +9,11 @@ After:
     g (float[1,8,4,4] x) => (float[1,128] y) <int64[2] t = {1, -1}> { y = Reshape (x, t) }
 
 With every input bound, all shape arithmetic of an ordinary network goes and every shape is static; what is
-not bound keeps its nodes. Declared shapes of intermediate values and outputs are replaced by the inferred
-ones. A result that is larger than both its inputs and the cap is not folded: an Expand can fill the memory.
+not bound keeps its nodes. An If whose condition is known becomes the nodes of the branch taken: exporters
+write one around what depends on an extent (torch's squeeze), and the other branch need not even be valid.
+CastLike, of which the bodies of functions are full, becomes Cast. Declared shapes of intermediate values and
+outputs are replaced by the inferred ones. A result that is larger than both its inputs and the cap is not
+folded: an Expand can fill the memory.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from convopt.ir.values import (
     new_constant,
     replace_value,
     static_shape,
+    unique_name,
 )
 from convopt.passes.base import Note, PassContext, PassReport
 
@@ -47,7 +51,17 @@ class FoldConstants:
     def run(self, model: ir.Model, context: PassContext) -> PassReport:
         graph, opsets = model.graph, model.opset_imports
         folded, notes = 0, []
-        for node in list(graph):
+        for node in graph:  # also over what is put behind the node at hand
+            if is_op(node, "If") and (condition := constant(node.inputs[0])) is not None:
+                branch = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+                notes.append(Note(node.name or "", f"{branch} taken"))
+                _take_branch(node, node.attributes[branch].as_graph())
+                folded += 1
+                continue
+            if is_op(node, "CastLike") and (like := node.inputs[1]) is not None and like.dtype is not None:
+                _spell_type(node, like.dtype)
+                notes.append(Note(node.name or "", f"CastLike is Cast to {like.dtype}"))
+                folded += 1
             declared = [v.shape for v in node.outputs]
             known = infer_outputs(node, opsets)
             for output, shape in zip(node.outputs, declared, strict=True):
@@ -90,6 +104,31 @@ class FoldConstants:
         except NotComputable as error:
             notes.append(Note(node.name or "", f"{label(node)} not folded: {error}", refused=True))
             return None
+
+
+def _spell_type(node: ir.Node, dtype: ir.DataType) -> None:
+    """CastLike as Cast: whatever it is like, only its type counts."""
+    node.op_type = "Cast"
+    node.resize_inputs(1)
+    node.attributes["to"] = ir.AttrInt64("to", int(dtype))
+
+
+def _take_branch(node: ir.Node, branch: ir.Graph) -> None:
+    """Puts the branch's nodes and constants behind the If, and its outputs in the place of the If's."""
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    outputs, nodes, constants = list(branch.outputs), list(branch), list(branch.initializers.values())
+    branch.outputs.clear()
+    branch.initializers.clear()
+    branch.remove(nodes)
+    for value in (*constants, *(v for n in nodes for v in n.outputs)):
+        value.name = unique_name(graph, value.name or "")  # another branch may have the name too
+    for value in constants:
+        graph.register_initializer(value)
+    graph.insert_after(node, nodes)
+    for old, new in zip(node.outputs, outputs, strict=True):
+        replace_value(old, new)
+    graph.remove(node, safe=True)
 
 
 def _keep_names(value: ir.Value, declared: ir.Shape | None) -> None:

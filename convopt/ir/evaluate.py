@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from convopt.errors import ModelError
 from convopt.ir.shapes import type_proto
+from convopt.ir.slices import slice_range
 from convopt.ir.values import Array, attribute, is_op, label
 from convopt.sessions import run_session
 
@@ -172,16 +173,10 @@ def _slice(node: ir.Node, inputs: list[Array | None]) -> Array | None:
     assert data is not None and starts is not None and ends is not None
     axes = inputs[3] if len(inputs) > 3 and inputs[3] is not None else np.arange(len(starts))
     steps = inputs[4] if len(inputs) > 4 and inputs[4] is not None else np.ones(len(starts), np.int64)
-    cut = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        size = data.shape[axis]
-        if step < 0:
-            # Python reads an end of -1 as the last element; ONNX clamps what is still below 0.
-            end = end + size if end < 0 else end
-            cut[axis] = slice(int(start), int(end) if end >= 0 else None, int(step))
-        else:
-            cut[axis] = slice(int(start), int(end), int(step))
-    return data[tuple(cut)]
+        taken = slice_range(int(start), int(end), int(step), data.shape[axis])
+        data = np.take(data, np.asarray(taken, np.int64), axis=int(axis))
+    return data
 
 
 def _range(node: ir.Node, inputs: list[Array | None]) -> Array | None:

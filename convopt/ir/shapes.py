@@ -108,6 +108,8 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
         schema = onnx.defs.get_schema(node.op_type, version, "")
     except onnx.defs.SchemaError as error:
         raise ModelError(f"{label(node)} is no operator of opset {version}") from error
+    if schema.deprecated and node.op_type == "GroupNormalization":  # of opsets 18 to 20; others were upgraded
+        return _infer_as_input(node)
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     values = [v for v in node.inputs if v is not None]
@@ -140,6 +142,14 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
             value.shape = ir.Shape([None] * len(value.shape))  # ONNX wants a rank; the extents may be stale
         else:
             value.shape = None
+    return True
+
+
+def _infer_as_input(node: ir.Node) -> bool:
+    source, output = node.inputs[0], node.outputs[0]
+    if source is None or source.type is None:
+        return False
+    output.type, output.shape = source.type, source.shape
     return True
 
 

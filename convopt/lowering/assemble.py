@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -69,7 +69,8 @@ class Assembler:
         self._memory: dict[object, arena.Buffer] = {}
         self._spaces: dict[ir.Value, tuple[Space, int]] = {}
 
-    def program(self, meta: dict[str, object]) -> Program:
+    def program(self, meta: dict[str, object], output_names: Sequence[str]) -> Program:
+        """output_names: of the model; what stands for an input that is an output has another in the graph."""
         graph = self.graph
         self._spaces.update({v: ("input", i) for i, v in enumerate(graph.inputs)})
         self._spaces.update({v: ("output", i) for i, v in enumerate(graph.outputs)})
@@ -80,7 +81,7 @@ class Assembler:
             steps.extend(self._steps(work))
         return Program(
             tuple(map(_spec, graph.inputs)),
-            tuple(map(_spec, graph.outputs)),
+            tuple(replace(_spec(v), name=n) for v, n in zip(graph.outputs, output_names, strict=True)),
             size,
             arena.live_bytes(list(self._memory.values())),
             tuple(steps),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
+from convopt.ir.slices import slice_range
 from convopt.ir.values import attribute, constant, input_at, static_shape
 
 
@@ -41,8 +42,6 @@ def slices_of(node: ir.Node) -> list[tuple[int, int, int, int]] | None:
     result = []
     for axis, start, end, step in zip(axis_list, starts, ends, step_list, strict=True):
         axis, step = int(axis) % len(shape), int(step)
-        first, stop, step = slice(int(start), int(end), step).indices(shape[axis])
-        if step < 0 and int(end) < -shape[axis]:
-            stop = -1
-        result.append((axis, first, step, len(range(first, stop, step))))
+        taken = slice_range(int(start), int(end), step, shape[axis])
+        result.append((axis, taken.start, step, len(taken)))
     return result

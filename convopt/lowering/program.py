@@ -84,7 +84,7 @@ def build_program(
     if isinstance(options.target, GpuTarget):
         codes = {key: DeviceCode.from_bytes(data) for key, data in compiled.objects.items()}
     assembled = Assembler(builder.graph, builder.plan, works, keys, options.target, codes)
-    program = assembled.program(meta)
+    program = assembled.program(meta, builder.output_names)
     weights, islands = assembled.weights(), tuple(assembled.islands)
     loaded: Loaded
     if isinstance(options.target, GpuTarget):
@@ -126,6 +126,7 @@ class _Builder:
 
     def __init__(self, graph: ir.Graph, options: LoweringOptions) -> None:
         self.graph, self.options, self.target = graph, options, options.target
+        self.output_names = [value.name or "" for value in graph.outputs]
         self._own_outputs()
         self.fixed = {*graph.inputs, *graph.outputs}
         self.plan: StoragePlan = plan_aliases(graph, self.fixed)

@@ -1,6 +1,8 @@
-"""Resize groups: nearest and linear, by tables that are computed here in float64 as the operator defines.
+"""Resize groups: nearest and linear, by tables that are computed here as the operator defines.
 
-Coordinates follow the ONNX operator's documentation (coordinate_transformation_mode, nearest_mode).
+Coordinates follow the ONNX operator's documentation (coordinate_transformation_mode, nearest_mode). Those of
+linear are in float64. Those of nearest are in float32, as in onnxruntime and torch: there 7 / 0.7 is 10, as
+the scale means it; the quotient by the float32 next to 0.7 is above 10, and `ceil` would take it to 11.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,11 +29,15 @@ class Axis:
 
     length: int
     outputs: int
-    scale: float
-    target: float
+    scale: float | np.floating[Any]
+    target: float | np.floating[Any]
+
+    def single(self) -> Axis:
+        return Axis(self.length, self.outputs, np.float32(self.scale), np.float32(self.target))
 
 
-COORDINATES: dict[str, Callable[[int, Axis], float]] = {
+Position = float | np.floating[Any]
+COORDINATES: dict[str, Callable[[Position, Axis], Position]] = {
     "half_pixel": lambda o, a: (o + 0.5) / a.scale - 0.5,
     "half_pixel_symmetric": lambda o, a: (
         a.length / 2 * (1 - a.outputs / a.target) + (o + 0.5) / a.scale - 0.5
@@ -39,7 +46,7 @@ COORDINATES: dict[str, Callable[[int, Axis], float]] = {
     "align_corners": lambda o, a: o * (a.length - 1) / (a.outputs - 1) if a.outputs > 1 else 0.0,
     "asymmetric": lambda o, a: o / a.scale,
 }
-NEAREST: dict[str, Callable[[float], int]] = {
+NEAREST: dict[str, Callable[[Position], int]] = {
     "round_prefer_floor": lambda x: ceil(x - 0.5),
     "round_prefer_ceil": lambda x: floor(x + 0.5),
     "floor": floor,
@@ -71,11 +78,14 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     offsets: list[Array] = []
     weights: list[Array] = []
     for d in resized:
-        positions = [COORDINATES[coordinates](o, axes[d]) for o in range(axes[d].outputs)]
+        place = COORDINATES[coordinates]
         if mode == "linear":
+            positions = [place(o, axes[d]) for o in range(axes[d].outputs)]
             index, weight = _linear(positions, axes[d].length)
             weights.append(weight.reshape(-1))
         else:
+            single = axes[d].single()
+            positions = [place(np.float32(o), single) for o in range(single.outputs)]
             index = np.clip([nearest(p) for p in positions], 0, axes[d].length - 1)
         offsets.append(index.reshape(-1) * x_view.strides[d])
     tables = [Constant(np.concatenate(offsets).astype(np.int32))]
@@ -84,7 +94,7 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     return [simple_call(problem, (x, *tables, y), context, label)]
 
 
-def _linear(positions: Sequence[float], length: int) -> tuple[Array, Array]:
+def _linear(positions: Sequence[Position], length: int) -> tuple[Array, Array]:
     """The elements at either side and their weights; beyond the border its element stands in."""
     x = np.array(positions)
     below = np.floor(x)

@@ -95,14 +95,17 @@ def test_inputs_are_not_written_to() -> None:
         ("y = Relu(x) z = Relu(x)", "(float[2, 3] x) => (float[2, 3] y, float[2, 3] z)"),
         ("y = Constant<value = float[2] {1, 2}>()", "(float[2, 3] x) => (float[2] y)"),
         ("y = Slice(x, s, e)", "(float[2, 3] x) => (float[1, 3] y) <int64[1] s = {1}, int64[1] e = {2}>"),
+        ("y = Relu(x)", "(float[2, 3] x) => (float[2, 3] x, float[2, 3] y)"),
     ],
-    ids=["identity", "view", "transpose", "alias", "twice", "constant", "slice"],
+    ids=["identity", "view", "transpose", "alias", "twice", "constant", "slice", "input"],
 )
-def test_outputs_that_need_no_kernel(body: str, signature: str) -> None:
+def test_outputs_that_need_no_kernel(body: str, signature: str, tmp_path: Path) -> None:
     model = one_output(body, signature)
     x = values((2, 3), "x")
-    optimized = convopt.optimize(model, threads=1)
+    optimized = convopt.optimize(model, threads=1, verify="raise")
     expected = evaluate(model, {"x": x})
+    optimized.save(tmp_path / "m.convopt")
+    assert list(convopt.load(tmp_path / "m.convopt").run({"x": x})) == list(expected)
     results = optimized.run({"x": x})
     for name, value in expected.items():
         support.assert_within_scale(results[name], value, 1e-6, name)

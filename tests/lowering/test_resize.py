@@ -46,6 +46,16 @@ def test_nearest_modes(nearest: str, coordinates: str, tmp_path: Path) -> None:
         check_group(by_scales(*scales, **attributes), "Resize", lower, INPUTS, tmp_path, channels_last=True)
 
 
+def test_nearest_divides_in_single_precision(tmp_path: Path) -> None:
+    """7 / 0.7 is 10; by the float32 next to 0.7 it is a little more, and would be rounded up to 11."""
+    inputs = {"x": np.arange(16, dtype=np.float32).reshape(1, 1, 1, 16)}
+    scales = {"scales": np.array([1, 1, 1, 0.7], np.float32)}
+    attributes = {"nearest_mode": "ceil", "coordinate_transformation_mode": "asymmetric"}
+    model = single("Resize", inputs, scales, order="x _ scales", opset=19, **attributes)
+    got = run_group(model, "Resize", lower, inputs, tmp_path)["y0"]
+    assert got.reshape(-1).tolist() == [0, 2, 3, 5, 6, 8, 9, 10, 12, 13, 15]
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_sizes(mode: str, tmp_path: Path) -> None:
     check_group(by_sizes(2, 11, 13, 4, mode=mode), "Resize", lower, INPUTS, tmp_path, channels_last=True)

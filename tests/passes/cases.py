@@ -107,6 +107,22 @@ CASES: tuple[Case, ...] = (
         }""",
     ),
     Case(
+        "fold-branches",
+        FoldConstants(),
+        7,
+        """g (float[1,3,4] x) => (float[] y, float[] z)
+            <int64[1] first = {0}, int64 at = {0}, int64 one = {1}> {
+            s = Shape (x)  n = Gather (s, at)  c = Equal (n, one)
+            r, q = If (c) <
+                then_branch = t () => (a, b) <float[4] k = {1, 2, 3, 4}> {
+                    v = Squeeze (x, first)  a = Add (v, k)  b = Neg (v) },
+                else_branch = e () => (a, b) { a = Identity (x)  b = Abs (x) }>
+            y = If (c) <then_branch = u () => (d) <float[4] k = {5, 6, 7, 8}> { d = Mul (k, r) },
+                        else_branch = f () => (d) { d = Squeeze (r, first) }>
+            w = CastLike (one, x)  z = Add (q, w)
+        }""",
+    ),
+    Case(
         "fold-constant-output",
         FoldConstants(),
         2,

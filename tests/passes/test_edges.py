@@ -105,3 +105,16 @@ def test_an_element_type_that_the_operator_does_not_take() -> None:
     model = parse("g (float16[2] x) => (float16[2] y) { y = Celu (x) }")
     with pytest.raises(ModelError, match=r"Celu 'y': .*float16"):
         run_passes(model, GRAPH_PASSES, PassContext())
+
+
+def test_a_group_normalization_of_opset_18_has_a_shape() -> None:
+    """That version is deprecated, and the onnx package infers nothing of deprecated operators."""
+    text = """g (float[2,4,3] x, float[2] scale, float[2] bias) => (float[] y) {
+        n = GroupNormalization <num_groups = 2> (x, scale, bias)  y = Relu (n) }"""
+    model = parse(text)
+    before = ir.to_proto(model)
+    run_passes(model, GRAPH_PASSES, PassContext())
+    assert model.graph.outputs[0].shape == ir.Shape((2, 4, 3))
+    inputs = {"x": np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)}
+    expected = run_unoptimised(before, inputs)["y"]  # the onnx package's checker refuses it altogether
+    np.testing.assert_allclose(run_unoptimised(ir.to_proto(model), inputs)["y"], expected, rtol=1e-6)
