@@ -89,9 +89,8 @@ class DirectConv:
     @classmethod
     def space(cls, problem: ConvProblem, target: Target) -> Iterator[DirectConv]:
         """All register tiles that fit, cache-sized panels, rows and flat, and ways to cut the tasks."""
-        axes = position_axes(problem)
-        rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent
-        for vectors in range(1, 5):
+        rows, width = _rows_and_width(problem)
+        for vectors in (2, 3, 4, 1):  # the likely ones first: selection compares the others with them
             pixels = tile_pixels(target, vectors)
             if pixels < 1:
                 continue
@@ -123,34 +122,19 @@ class DirectConv:
 
         Two multiply-adds and two loads a cycle; the multiply-add's latency of 4 needs 8 accumulators.
         """
-        axes = position_axes(problem)
-        rows, width = prod(a.extent for a in axes[:-1]), axes[-1].extent
-        tiles = -(-rows * width // self.pixels) if self.flat else rows * -(-width // self.pixels)
-        pixels = rows * width / tiles if not self.flat else self.pixels
-        features, tail = divmod(problem.features, self.vectors * target.lanes)
-        # Vectors without a channel in the last tile are never computed: the compiler sees that.
-        kinds = [(features, self.vectors), (1 if tail else 0, -(-tail // target.lanes))]
-        panels = problem.channels // self.channel_block
-        panel = problem.taps * self.channel_block * self.vectors * target.vector_bytes
-        compute = 0.0
-        for count, vectors in kinds:
-            multiply_adds = pixels * vectors
-            loads = 0.0 if target.fma_from_memory else (pixels + vectors) / 2
-            step = max(multiply_adds / 2, loads, 4.0)
-            if panel > target.l1 * 3 // 4:
-                step = max(step, vectors * target.vector_bytes / L2_BYTES_PER_CYCLE)
-            around = (10 + 2 * multiply_adds) * panels
-            compute += count * tiles * (problem.taps * problem.channels * step + around)
-        compute *= problem.groups * (1.03 if self.flat else 1.0)
-        touched = 4 * (problem.x.size + problem.y.size)
-        rate = L3_BYTES_PER_CYCLE if touched <= target.l3 // 4 else MEMORY_BYTES_PER_CYCLE
-        traffic = self.traffic(problem, target) / rate
+        compute = _tile_cycles(self.pixels, self.vectors, self.channel_block, self.flat, problem, target)
+        traffic = self.traffic(problem, target) / _bytes_per_cycle(problem, target)
         return Estimate(compute / CLOCK, traffic / CLOCK, 0.5 * min(compute, traffic) / CLOCK)
+
+    def least_seconds(self, problem: ConvProblem, target: Target) -> float:
+        """What `cost` is at least: without any traffic."""
+        cycles = _tile_cycles(self.pixels, self.vectors, self.channel_block, self.flat, problem, target)
+        return cycles / CLOCK
 
     def traffic(self, problem: ConvProblem, target: Target) -> float:
         """Bytes from beyond L2: a task's inputs, once if they stay there, else for each tile of channels."""
         rows, features = self._counts(problem, target)
-        unit = self.pixels if self.flat else position_axes(problem)[-1].extent
+        unit = self.pixels if self.flat else _rows_and_width(problem)[1]
         covered = min(self.row_chunk * unit, problem.pixels)
         step = _step(problem)
         halo = 1.0 if problem.taps == 1 else 1.0 + (problem.kernel[1] - 1) / max(self.row_chunk, 1) / step
@@ -176,9 +160,9 @@ class DirectConv:
 
     def _counts(self, problem: ConvProblem, target: Target) -> tuple[int, int]:
         """(rows or flat tiles of pixels, tiles of output channels)."""
-        axes = position_axes(problem)
-        positions = prod(a.extent for a in axes)
-        rows = -(-positions // self.pixels) if self.flat else positions // axes[-1].extent
+        rows, width = _rows_and_width(problem)
+        if self.flat:
+            rows = -(-rows * width // self.pixels)
         return rows, -(-problem.features // (self.vectors * target.lanes))
 
     def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
@@ -191,6 +175,38 @@ class DirectConv:
         from convopt.schedules.primitives.conv_tiles import direct_kernel
 
         return direct_kernel(self, problem, target, symbol)
+
+
+@lru_cache(maxsize=4096)
+def _tile_cycles(
+    pixels: int, vectors: int, channel_block: int, flat: bool, problem: ConvProblem, target: Target
+) -> float:
+    """Cycles of all register tiles, whatever the cut into tasks: many configurations share them."""
+    rows, width = _rows_and_width(problem)
+    tiles = -(-rows * width // pixels) if flat else rows * -(-width // pixels)
+    covered = rows * width / tiles if not flat else pixels
+    features, tail = divmod(problem.features, vectors * target.lanes)
+    # Vectors without a channel in the last tile are never computed: the compiler sees that.
+    kinds = [(features, vectors), (1 if tail else 0, -(-tail // target.lanes))]
+    panels = problem.channels // channel_block
+    panel = problem.taps * channel_block * vectors * target.vector_bytes
+    compute = 0.0
+    for count, used in kinds:
+        multiply_adds = covered * used
+        loads = 0.0 if target.fma_from_memory else (covered + used) / 2
+        step = max(multiply_adds / 2, loads, 4.0)
+        if panel > target.l1 * 3 // 4:
+            step = max(step, used * target.vector_bytes / L2_BYTES_PER_CYCLE)
+        around = (10 + 2 * multiply_adds) * panels
+        compute += count * tiles * (problem.taps * problem.channels * step + around)
+    return compute * problem.groups * (1.03 if flat else 1.0)
+
+
+@lru_cache(maxsize=4096)
+def _rows_and_width(problem: ConvProblem) -> tuple[int, int]:
+    """The innermost loop's extent and the product of the others'."""
+    axes = position_axes(problem)
+    return prod(a.extent for a in axes[:-1]), axes[-1].extent
 
 
 def tile_pixels(target: Target, vectors: int) -> int:
@@ -215,6 +231,14 @@ def _channel_blocks(problem: ConvProblem, target: Target, vectors: int) -> list[
     return sorted(blocks)
 
 
+@lru_cache(maxsize=4096)
+def _bytes_per_cycle(problem: ConvProblem, target: Target) -> float:
+    """From beyond L2: from L3 where inputs and outputs leave it room, else from memory."""
+    touched = 4 * (problem.x.size + problem.y.size)
+    return L3_BYTES_PER_CYCLE if touched <= target.l3 // 4 else MEMORY_BYTES_PER_CYCLE
+
+
+@lru_cache(maxsize=4096)
 def _step(problem: ConvProblem) -> int:
     """Input pixels that an output pixel adds; 1 without taps, as in a phase of a transposed convolution."""
     return max(1, prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True)))

@@ -57,6 +57,13 @@ class ConvProblem:
         """The fields alone: another process hashes texts differently."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    @property
+    def text(self) -> str:
+        """`3x3 s1 1x64->64 @1x1x56x56`: kernel, stride, groups x channels -> features, @ the output."""
+        kernel = "x".join(str(k) for k in self.kernel[self.kernel[0] == 1 :])
+        extents = "x".join(str(e) for e in self.y.shape[1:5])
+        return f"{kernel} s{self.strides[2]} {self.groups}x{self.channels}->{self.features} @{extents}"
+
     @cached_property
     def groups(self) -> int:
         return self.x.shape[0]

@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "passes": frozenset({"analysis", "ir", "lowering", "selection", "sessions", "targets"}),
     "verification": frozenset({"ir", "passes", "runtime"}),
     "arguments": frozenset({"codegen", "ir", "targets"}),
+    "kernels": frozenset({"codegen", "runtime", "schedules", "selection", "targets"}),
     "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "tuning"}),
     "compiler": frozenset(
         {
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "report": frozenset({"runtime"}),
-    "bench": frozenset({"codegen", "frontends", "ir", "passes", "runtime", "targets"}),
+    "bench": frozenset({"codegen", "frontends", "ir", "passes", "runtime", "schedules", "targets"}),
     "cli": frozenset(
         {
             "analysis",
@@ -58,6 +59,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "frontends",
             "grouping",
             "ir",
+            "kernels",
             "lowering",
             "passes",
             "report",

@@ -10,6 +10,8 @@ from convopt.errors import InputError
 if TYPE_CHECKING:
     import onnx
 
+    from convopt.schedules.conv_problem import ConvProblem
+
 Layout = Literal["NCHW", "NHWC"]
 
 
@@ -102,6 +104,29 @@ def parse_case(text: str) -> ConvCase:
     if missing := sorted(required - values.keys()):
         raise InputError(f"conv case: {', '.join(missing)} missing in {text!r}")
     return ConvCase(**values)
+
+
+def conv_problem(case: ConvCase, dtype: str = "float32") -> ConvProblem:
+    """The case as schedules see it: channels-last, the input with its border of zeros, no bias."""
+    from convopt.schedules.base import TensorView
+    from convopt.schedules.conv_problem import ConvProblem
+    from convopt.schedules.primitives.expression import identity
+
+    c, k = case.c // case.groups, case.k // case.groups
+    row, image = (case.w + 2 * case.pad) * case.c, (case.h + 2 * case.pad) * (case.w + 2 * case.pad) * case.c
+    height, width = case.output_size
+    x_strides = (c, image, image, row, case.c, 1)
+    y_strides = (k, height * width * case.k, height * width * case.k, width * case.k, case.k, 1)
+    return ConvProblem(
+        TensorView((case.groups, case.n, 1, case.h, case.w, c), x_strides, dtype),
+        TensorView((case.groups, case.n, 1, height, width, k), y_strides, dtype),
+        (1, case.r, case.s),
+        (1, case.stride, case.stride),
+        (1, case.dilation, case.dilation),
+        (0, case.pad, case.pad),
+        identity(),
+        bias=False,
+    )
 
 
 def conv_model(case: ConvCase, layout: Layout = "NCHW", seed: int = 0) -> onnx.ModelProto:

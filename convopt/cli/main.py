@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from convopt import __version__
-from convopt.cli import analyze, bench, cache, explain, optimize, run, targets, tune
+from convopt.cli import analyze, bench, cache, calibrate, explain, kernels, optimize, run, targets, tune
 from convopt.cli.command import Command
 from convopt.errors import ConvoptError
 
@@ -21,6 +21,8 @@ COMMANDS: tuple[Command, ...] = (
     explain.COMMAND,
     tune.COMMAND,
     cache.COMMAND,
+    calibrate.COMMAND,
+    kernels.COMMAND,
     targets.COMMAND,
     bench.COMMAND,
 )

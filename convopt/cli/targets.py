@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 from convopt.cli.command import Command, Document, ReportProgress
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # nothing beyond what every command takes
+    parser.add_argument(
+        "--cache-dir", metavar="DIR", help="with what `convopt calibrate` measured (default: as for optimize)"
+    )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    from convopt.bench import calibration
+    from convopt.codegen.cache import KernelCache
     from convopt.targets.cpu import BY_NAME, host_cpu, usable_cores
 
-    del arguments, progress
+    del progress
     host = host_cpu()
+    measured = calibration.load(KernelCache(arguments.cache_dir).root)
     return {
         "command": "targets",
         "host": host.name,
@@ -34,6 +40,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
             # The host's own caches are read from the machine, the others' are declared.
             for target in (host if t.mcpu == host.mcpu else t for t in BY_NAME.values())
         ],
+        "measured": [{"threads": threads, **asdict(one)} for threads, one in sorted(measured.items())],
     }
 
 
@@ -55,6 +62,11 @@ def _show(document: Document) -> None:
     ]
     print_table("targets", columns, rows)
     print_line(f"{document['cores']} usable cores")
+    for one in document["measured"]:
+        print_line(
+            f"measured on {one['threads']} threads: {one['peak_gflops']:.0f} GFLOP/s,"
+            f" {one['bandwidth_gbs']:.1f} GB/s, {one['launch_us']:.2f} us a kernel"
+        )
 
 
 COMMAND = Command(
@@ -74,6 +86,11 @@ for the one marked as this machine, which `--target cpu` means.""",
         "targets[].l2": "bytes of a core's second cache",
         "targets[].l3": "bytes of the shared cache",
         "targets[].host": "whether it is this machine's",
+        "measured[].threads": "of this machine, by `convopt calibrate`: how many cores took part",
+        "measured[].peak_gflops": "multiply-adds in registers",
+        "measured[].bandwidth_gbs": "a copy through memory on one core, reads and writes",
+        "measured[].launch_us": "what a kernel more adds to a call",
+        "measured[].at": "when, in seconds since 1970",
     },
     add_arguments=_add_arguments,
     run=_run,

@@ -28,11 +28,6 @@ def packed_call(
     """The schedule on the problem: x, the packed weights (and bias), those of the epilogue, y."""
     packed = [Constant(a) for a in schedule.pack(problem, context.target, operands.weights, operands.bias)]
     x, *others = operands.values
-    kernel = "x".join(str(k) for k in problem.kernel[problem.kernel[0] == 1 :])
-    label = (
-        f"{kernel} s{problem.strides[2]} {problem.groups}x{problem.channels}->{problem.features} "
-        f"@{'x'.join(str(e) for e in problem.y.shape[1:5])} {schedule.name}"
-    )
     x_at, *others_at = operands.offsets
     offsets = (x_at, *(0,) * len(packed), *others_at)
-    return KernelCall(schedule, problem, (x, *packed, *others), label, offsets)
+    return KernelCall(schedule, problem, (x, *packed, *others), f"{problem.text} {schedule.name}", offsets)

@@ -40,6 +40,9 @@ def choose_conv(
     best, best_seconds, refusals = None, float("inf"), []
     for family in families:
         for schedule in family.space(problem, target):
+            # The largest space by far: most of it is ruled out by a part of the cost that many share.
+            if isinstance(schedule, DirectConv) and schedule.least_seconds(problem, target) >= best_seconds:
+                continue
             reason = schedule.why_not(problem, target)
             if reason is not None:
                 refusals.append(f"{family.name}: {reason}")

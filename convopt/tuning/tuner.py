@@ -19,7 +19,7 @@ from convopt.lowering.base import LoweringOptions
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import ConvPlan, choose_plan, plan_seconds
 from convopt.tuning.candidate import Candidate, compile_candidates
-from convopt.tuning.identity import TaskKey, describe, task_key
+from convopt.tuning.identity import TaskKey, task_key
 from convopt.tuning.measuring import TURNS
 from convopt.tuning.runner import TOLERANCES, Runner
 from convopt.tuning.search import next_plans
@@ -243,7 +243,7 @@ class Tuner:
         tuned = untuned if best is None else best.seconds
         return Outcome(
             state.task,
-            describe(state.key.problem),
+            state.task.problem.text,
             state.baseline,
             state.baseline if best is None else best.plan,
             untuned if best is None else best.seconds / best.ratio,
@@ -255,7 +255,7 @@ class Tuner:
     def _report(self, states: Sequence[_State], state: _State) -> None:
         self.report(
             Status(
-                describe(state.key.problem),
+                state.task.problem.text,
                 time.monotonic() - self._start,
                 self._budget,
                 gain([self._outcome(one) for one in states]),

@@ -1,0 +1,1 @@
+"""Kernel families compiled once, for sizes that are not known yet."""

@@ -1,0 +1,56 @@
+"""What calibration measures is kept per chip and number of threads, and shown by `convopt targets`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from convopt.bench import calibration
+from convopt.bench.calibration import Calibration
+from convopt.cli import calibrate, targets
+from convopt.cli.main import main
+from convopt.errors import InputError
+from tests.cli.fields import undocumented
+
+ONE = Calibration(100.0, 20.0, 1.5, 1e9)
+
+
+def test_numbers_of_threads_stand_side_by_side(tmp_path: Path) -> None:
+    assert calibration.load(tmp_path) == {}
+    calibration.save(tmp_path, 1, ONE)
+    calibration.save(tmp_path, 2, Calibration(190.0, 20.0, 1.6, 2e9))
+    calibration.save(tmp_path, 2, Calibration(200.0, 20.0, 1.6, 3e9))
+    found = calibration.load(tmp_path)
+    assert (found[1], found[2].peak_gflops) == (ONE, 200.0)
+
+
+def test_another_chip_is_not_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibration.save(tmp_path, 1, ONE)
+    monkeypatch.setattr(calibration, "chip_name", lambda: "another")
+    assert calibration.load(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
+def test_a_damaged_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "calibration.json").write_text(text)
+    with pytest.raises(InputError, match="damaged"):
+        calibration.load(tmp_path)
+
+
+@pytest.mark.kernels
+def test_calibrate_measures_and_targets_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--threads", "1,2", "--cache-dir", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert undocumented(document, calibrate.COMMAND.fields) == set()
+    assert [one["threads"] for one in document["measured"]] == [1, 2]
+    for one in document["measured"]:
+        assert 1 < one["peak_gflops"] < 20_000 and 0.1 < one["bandwidth_gbs"] < 2000
+    assert main(["targets", "--cache-dir", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert undocumented(shown, targets.COMMAND.fields) == set()
+    assert [one["threads"] for one in shown["measured"]] == [1, 2]
+    calibrate.COMMAND.show(document)
+    targets.COMMAND.show(shown)
+    assert "GFLOP/s" in capsys.readouterr().out
