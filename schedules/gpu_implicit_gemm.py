@@ -12,16 +12,21 @@ vector 1, epilogue "direct".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.conv_problem import Array, ConvProblem
+from convopt.schedules.gpu_gemm_space import forms, shapes
+from convopt.schedules.primitives.matrix_tile import MatrixTile
 from convopt.schedules.primitives.occupancy import Launch
 from convopt.schedules.primitives.shared_tile import SharedTile
 from convopt.schedules.primitives.simt import SimtTile
+from convopt.schedules.primitives.smem_padding import Banks, epilogue_pad, padded_tile
 from convopt.schedules.primitives.split_k import (
     Parts,
     partial_elements,
@@ -31,6 +36,7 @@ from convopt.schedules.primitives.split_k import (
 )
 from convopt.schedules.primitives.swizzle import TileOrder
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
+from convopt.targets.matrix_units import MATRIX_UNITS
 
 if TYPE_CHECKING:
     from convopt.targets import GpuTarget
@@ -67,18 +73,43 @@ class ImplicitGemm:
     epilogue: str = "shared"
     vector: int = 16
 
+    @classmethod
+    def space(cls, problem: ConvProblem, target: GpuTarget, level: str = "default") -> Iterator[ImplicitGemm]:
+        """The configurations that do not refuse the problem, padded against bank conflicts.
+
+        level "all" adds each primitive switched off: pads, wide loads, the epilogue through shared memory.
+        """
+        for unit in ("simt", *(u for u in target.matrix_units if u in MATRIX_UNITS)):
+            for shape in shapes(unit, problem):
+                plain = cls(*shape, stages=1, unit=unit)
+                if plain.why_not(problem, target) is None:
+                    yield from forms(plain.padded(problem, target), problem, target, level)
+
+    def padded(self, problem: ConvProblem, target: GpuTarget) -> ImplicitGemm:
+        """With the pads and orders of lanes that `smem_padding` finds."""
+        math, size, banks = self.math(problem), ITEMSIZE[problem.x.dtype], _banks(target)
+        a, b = (
+            padded_tile(tile, math, operand, size, banks)
+            for tile, operand in zip(self.tiles(problem), "ab", strict=True)
+        )
+        pad_c = epilogue_pad(math, *self._stores(problem), banks)
+        return replace(self, pad=(a.pad, b.pad, pad_c), down=(a.down, b.down))
+
+    def _stores(self, problem: ConvProblem) -> tuple[int, bool]:
+        """(channels per store of the epilogue, whether neighbouring threads store neighbouring channels)."""
+        if self.split_k > 1:
+            return (4 if problem.features % 4 == 0 else 1), True
+        return access_width(problem.y, 5), problem.y.strides[5] == 1
+
     # What follows from the configuration and the problem
 
-    def math(self, problem: ConvProblem) -> Any:
-        size = ITEMSIZE[problem.x.dtype]
-        vector = min(4, 16 // size)
-        while (
-            self.block_k % vector
-            or (self.block_k + self.pad[0]) % vector
-            or (self.block_k + self.pad[1]) % vector
-        ):
-            vector //= 2
-        return SimtTile(self.block_m, self.block_n, self.part_m, self.part_n, vector)
+    def math(self, problem: ConvProblem) -> SimtTile | MatrixTile:
+        """The tile arithmetic: what a thread or a wave computes, reads and holds."""
+        return _math(self.unit, self.shape, ITEMSIZE[problem.x.dtype])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        return (self.block_m, self.block_n, self.block_k, self.part_m, self.part_n)
 
     def tiles(self, problem: ConvProblem) -> tuple[SharedTile, SharedTile]:
         """The shared tiles of A and B."""
@@ -150,7 +181,11 @@ class ImplicitGemm:
             return f"{problem.x.dtype} to {problem.y.dtype}"
         if self.block_m % self.part_m or self.block_n % self.part_n:
             return f"{self.part_m}x{self.part_n} does not divide {self.block_m}x{self.block_n}"
+        if self.unit != "simt" and (refusal := self._why_no_unit(problem, target)):
+            return refusal
         math = self.math(problem)
+        if any((self.block_k + pad) % math.vector for pad in self.pad[:2]):
+            return f"rows padded by {self.pad[:2]} are no multiples of a read of {math.vector} elements"
         if math.threads > target.most_threads or math.threads % target.wave:
             return f"{math.threads} threads, not a multiple of {target.wave} up to {target.most_threads}"
         if math.registers + ADDRESS_REGISTERS > target.most_registers:
@@ -168,6 +203,14 @@ class ImplicitGemm:
         if max(problem.groups, self.split_k) > 65535:
             return f"a grid of {problem.groups} groups and {self.split_k} parts, the most is 65535"
         return None
+
+    def _why_no_unit(self, problem: ConvProblem, target: GpuTarget) -> str | None:
+        if self.unit not in target.matrix_units:
+            return f"{target.name} has no {self.unit}"
+        if problem.x.dtype not in MATRIX_UNITS[self.unit].dtypes:
+            return f"{self.unit} does not take {problem.x.dtype}"
+        math = self.math(problem)
+        return math.why_not() if isinstance(math, MatrixTile) else None
 
     def _why_no_copy(self, problem: ConvProblem, target: GpuTarget) -> str | None:
         if not target.async_copy:
@@ -236,7 +279,7 @@ class ImplicitGemm:
             x, weight, bias, others, workspace, y = operands_of(problem, body.buffers, split)
             bytes_ = self.shared_bytes(problem, target)
             pool = gpu_emit.shared(bytes_ // size, dtype, bytes_ > target.static_shared)
-            row, column = (gpu_emit.hold(i) for i in order.tile(body.block[0]))
+            row, column = order.tile(body.block[0])
             group, thread = body.block[1], body.thread
             inside = T.And(row < order.tiles_m, column < order.tiles_n) if order.has_surplus else None
             with gpu_emit.when(inside):
@@ -269,8 +312,10 @@ class ImplicitGemm:
                     pipeline.synchronous(count, self.stages, load, keep, compute)
                 output: Any = FinalOutput(problem, target, bias, others, y, features)
                 if split:
-                    lanes = 1 if self.atomic or problem.features % 4 else 4
-                    output = PartialOutput(problem, workspace, None if self.atomic else body.block[2], lanes)
+                    part = None if self.atomic else body.block[2]
+                    output = PartialOutput(
+                        problem, workspace, part, 1 if self.atomic else self._stores(problem)[0]
+                    )
                 end = TileEpilogue(problem, target, output, group, first_m, first_n, thread)
                 if self.epilogue == "direct" or (split and self.atomic):
                     end.direct(math, sums.sums, exact)
@@ -281,6 +326,18 @@ class ImplicitGemm:
                     strip = gpu_emit.reinterpreted(pool, math.strip_rows * stride, "float32")
                     end.through_shared(math, sums.sums, strip, stride, exact)
         return body.function
+
+
+@lru_cache(maxsize=1024)
+def _math(unit: str, shape: tuple[int, int, int, int, int], itemsize: int) -> SimtTile | MatrixTile:
+    block_m, block_n, block_k, part_m, part_n = shape
+    if unit != "simt":
+        return MatrixTile(MATRIX_UNITS[unit], *shape)
+    return SimtTile(block_m, block_n, part_m, part_n, min(16 // itemsize, block_k))
+
+
+def _banks(target: GpuTarget) -> Banks:
+    return Banks(target.wave, target.banks, target.bank_bytes)
 
 
 def _as_stored(array: Array, dtype: str) -> Array:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from convopt.codegen.device import DeviceCode, DeviceKernel, LoweredKernels
+from convopt.codegen.helpers import cuda_helpers
 from convopt.errors import CompileError
 from convopt.targets import GpuTarget
 
@@ -27,9 +28,6 @@ MISSING = (
     "no CUDA compiler found: pip install 'convopt[cuda]', or set CUDA_HOME to a CUDA toolkit of version 12 or"
     " newer"
 )
-# What kernels call by one name on all devices.
-PRELUDE = """static __device__ __forceinline__ float atomic_add(float* p, float v) { return atomicAdd(p, v); }
-"""
 
 
 def tvm_target(target: GpuTarget) -> Any:
@@ -45,7 +43,7 @@ def generate(lowered: LoweredKernels, target: GpuTarget) -> DeviceCode:
 
 
 def cuda_source(lowered: LoweredKernels, target: GpuTarget) -> str:
-    """TVM's source with our prelude in front of the first kernel."""
+    """TVM's source with the helpers that it calls in front of the first kernel."""
     import tvm
     import tvm_ffi
 
@@ -56,7 +54,7 @@ def cuda_source(lowered: LoweredKernels, target: GpuTarget) -> str:
         built = tvm.get_global_func("target.build.cuda")(lowered.module, wanted)
     source = str(built.inspect_source())
     start = source.index('extern "C" __global__')
-    return source[:start] + PRELUDE + source[start:]
+    return source[:start] + cuda_helpers(source) + source[start:]
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:

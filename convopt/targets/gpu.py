@@ -54,7 +54,7 @@ class GpuTarget:
 
 _NVIDIA = GpuTarget(
     "cuda", "cuda", "", "", 0, 32, 0, 0, 64 * KB, 8, 64, 0, 0.0, 0, 0, 0.0,
-    ("mma.m16n8k16", "wmma.16x16x16"), async_copy=True, static_shared=48 * KB, most_registers=255,
+    ("mma.m16n8k16",), async_copy=True, static_shared=48 * KB, most_registers=255,
 )  # fmt: skip
 # [N]; memory 1.56 TB/s is the 40 GB part's.
 A100 = replace(

@@ -79,6 +79,35 @@ def reinterpreted(buffer: Any, elements: int, dtype: str) -> Any:
     return T.decl_buffer((elements,), dtype, data=buffer.data, scope=buffer.scope(), layout=None)
 
 
+@dataclass(frozen=True)
+class Bits:
+    """A buffer as a copy sees it: elements of 16 bits travel in 32-bit words, which every compiler keeps in
+    registers, where its vectors of four halves may be a structure in memory.
+    """
+
+    buffer: Any
+    elements: int  # per word
+    dtype: str
+
+    @classmethod
+    def of(cls, buffer: Any, dtype: str, lanes: int) -> Bits:
+        """For accesses of `lanes` elements, each at a multiple of `lanes`."""
+        kind = storage_type(dtype)
+        if kind not in ("float16", "uint16") or lanes % 2:
+            return cls(buffer, 1, kind)
+        words = T.decl_buffer((2**30,), "uint32", data=buffer.data, scope=buffer.scope(), layout=None)
+        return cls(words, 2, "uint32")
+
+    def get(self, start: Any, lanes: int) -> Any:
+        return vector(self.buffer, start // self.elements, lanes // self.elements)
+
+    def put(self, start: Any, value: Any, lanes: int) -> None:
+        store(self.buffer, start // self.elements, value, lanes // self.elements)
+
+    def zeros(self, lanes: int) -> Any:
+        return zeros(self.dtype, lanes // self.elements)
+
+
 def local(elements: int, dtype: str = "float32") -> Any:
     """An array that the compiler keeps in registers if all indices are constants after unrolling."""
     return T.alloc_buffer((elements,), storage_type(dtype), scope="local", layout=None)
@@ -89,6 +118,14 @@ def hold(value: Any, dtype: str = "int32") -> Any:
     slot = local(1, dtype)
     T.buffer_store(slot, value, [0])
     return slot[0]
+
+
+def hold_multiple(value: Any, unit: int) -> Any:
+    """An index that is a multiple of `unit`, computed once.
+
+    Code generators take a vector access apart whose start they cannot prove to be aligned.
+    """
+    return hold(value) if unit == 1 else hold(value // unit) * unit
 
 
 def barrier() -> None:

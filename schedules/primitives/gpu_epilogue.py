@@ -28,6 +28,7 @@ from convopt.schedules.primitives.gpu_emit import (
     when,
 )
 from convopt.schedules.primitives.gpu_sources import decompose
+from convopt.schedules.primitives.store_order import store_position
 from convopt.schedules.primitives.vector_width import access_width
 from convopt.targets import GpuTarget
 
@@ -173,13 +174,6 @@ class TileEpilogue:
     def by_rows(self) -> bool:
         """Neighbouring threads store neighbouring channels; else, where channels lie apart, pixels."""
         return isinstance(self.output, PartialOutput) or self.problem.y.strides[5] == 1
-
-
-def store_position(unit: Any, rows: int, across: int, lanes: int, by_rows: bool) -> tuple[Any, Any]:
-    """(row, first column) of the strip that store `unit` takes."""
-    if by_rows:
-        return unit // across, unit % across * lanes
-    return unit % rows, unit // rows * lanes
 
 
 def operands_of(problem: ConvProblem, buffers: Sequence[Any], workspace: bool) -> tuple[Any, ...]:

@@ -14,13 +14,12 @@ from tvm.tirx.script.builder import ir as T
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.gpu_emit import (
+    Bits,
     all_of,
     hold,
+    hold_multiple,
     local,
-    store,
-    vector,
     when,
-    zeros,
 )
 from convopt.schedules.primitives.shared_tile import SharedTile
 
@@ -31,8 +30,11 @@ class Source(Protocol):
     buffer: Any
     dtype: str
 
-    def enter(self, rows: Sequence[Any]) -> None:
-        """Prepares the addresses of these rows, one per slot, before the loop over the reduction."""
+    def enter(self, rows: Sequence[Any], unit: int) -> None:
+        """Prepares the addresses of these rows, one per slot, before the loop over the reduction.
+
+        unit: elements of a load; every row begins at a multiple of it.
+        """
         ...
 
     def at(self, slot: int, k: Any) -> tuple[Any, Any]:
@@ -60,7 +62,7 @@ class ImageRows:
         self.block_k, self.exact = block_k, exact
         self.rows: list[tuple[Any, list[Any], Any]] = []
 
-    def enter(self, rows: Sequence[Any]) -> None:
+    def enter(self, rows: Sequence[Any], unit: int) -> None:
         x, y = self.problem.x, self.problem.y
         for m in rows:
             n, *outputs = decompose(m, y.shape[1:5])
@@ -72,7 +74,8 @@ class ImageRows:
             offset = self.start + n * x.strides[1]
             for d, f in enumerate(checked):
                 offset = offset + f * x.strides[2 + d]
-            self.rows.append((hold(offset), checked, None if self.exact else m < self.problem.pixels))
+            inside = None if self.exact else m < self.problem.pixels
+            self.rows.append((hold_multiple(offset, unit), checked, inside))
 
     def _bounds(self, d: int) -> tuple[bool, bool]:
         """Whether a window can reach before the first and beyond the last position of dim d."""
@@ -106,8 +109,8 @@ class PackedRows:
         self.start = group * (rows * reduction)
         self.offsets: list[Any] = []
 
-    def enter(self, rows: Sequence[Any]) -> None:
-        self.offsets = [hold(self.start + row * self.reduction) for row in rows]
+    def enter(self, rows: Sequence[Any], unit: int) -> None:
+        self.offsets = [hold_multiple(self.start + row * self.reduction, unit) for row in rows]
 
     def at(self, slot: int, k: Any) -> tuple[Any, Any]:
         return self.offsets[slot] + k, None
@@ -122,7 +125,7 @@ class MatrixRows:
         self.start = group * view.strides[0] if view.shape[0] > 1 else 0
         self.rows: list[Any] = []
 
-    def enter(self, rows: Sequence[Any]) -> None:
+    def enter(self, rows: Sequence[Any], unit: int) -> None:
         self.rows = [hold(row) for row in rows]
 
     def at(self, slot: int, k: Any) -> tuple[Any, Any]:
@@ -141,7 +144,7 @@ class TileLoader:
         self.tile, self.source, self.thread = tile, source, thread
         self.places = [tile.position(thread, slot) for slot in range(tile.slots)]
         self.registers = local(tile.slots * tile.vector, source.dtype)
-        source.enter([first_row + row for row, _ in self.places])
+        source.enter([first_row + row for row, _ in self.places], tile.vector)
 
     def _exists(self, slot: int) -> Any:
         last = slot == self.tile.slots - 1 and not self.tile.is_even
@@ -150,27 +153,30 @@ class TileLoader:
     def load(self, first_k: Any) -> None:
         """Global memory to registers; first_k: the tile's first position of the reduction."""
         v = self.tile.vector
+        origin = Bits.of(self.source.buffer, self.source.dtype, v)
+        kept = Bits.of(self.registers, self.source.dtype, v)
         for slot, (_, column) in enumerate(self.places):
             with when(self._exists(slot)):
                 offset, inside = self.source.at(slot, first_k + column)
                 if inside is None:
-                    store(self.registers, slot * v, vector(self.source.buffer, offset, v), v)
+                    kept.put(slot * v, origin.get(offset, v), v)
                     continue
                 with T.If(inside):
                     with T.Then():
-                        store(self.registers, slot * v, vector(self.source.buffer, offset, v), v)
+                        kept.put(slot * v, origin.get(offset, v), v)
                     with T.Else():
-                        store(self.registers, slot * v, zeros(self.source.dtype, v), v)
+                        kept.put(slot * v, origin.zeros(v), v)
 
     def store(self, pool: Any, base: Any) -> None:
         """Registers to shared memory, the tile's first element at `base`."""
         width = self.tile.store_vector
+        kept = Bits.of(self.registers, self.source.dtype, width)
+        shared = Bits.of(pool, self.source.dtype, width)
         for slot, (row, column) in enumerate(self.places):
             with when(self._exists(slot)):
                 start = base + row * self.tile.stride + column
                 for part in range(0, self.tile.vector, width):
-                    value = vector(self.registers, slot * self.tile.vector + part, width)
-                    store(pool, start + part, value, width)
+                    shared.put(start + part, kept.get(slot * self.tile.vector + part, width), width)
 
     def copy(self, pool: Any, base: Any, first_k: Any, itemsize: int) -> None:
         """Starts the copies from global to shared memory; outside elements become zeros."""

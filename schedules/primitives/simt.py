@@ -64,7 +64,7 @@ class SimtTile:
         row, column = thread // self.across, thread % self.across
         return [(strip * self.thread_n + j, row, column + j * self.across) for j in range(self.thread_n)]
 
-    def reads(self, tile: SharedTile, operand: str, thread: int) -> list[tuple[int, int]]:
+    def reads(self, tile: SharedTile, operand: str, thread: Any) -> list[tuple[Any, int]]:
         """(first element, elements) of a thread's reads of one vector step, for the conflict count."""
         ty, tx = thread // self.across, thread % self.across
         first, step, count = (
@@ -92,12 +92,12 @@ class SimtAccumulators:
     ) -> None:
         from tvm.tirx.script.builder import ir as T
 
-        from convopt.schedules.primitives.gpu_emit import hold, local, unrolled
+        from convopt.schedules.primitives.gpu_emit import hold_multiple, local, unrolled
 
         self.tile, self.pool, self.dtype, (self.a, self.b) = tile, pool, dtype, tiles
         self.sums = local(tile.accumulators)
-        self.row_a = hold(thread // tile.across * self.a.stride)
-        self.row_b = hold(thread % tile.across * self.b.stride)
+        self.row_a = hold_multiple(thread // tile.across * self.a.stride, tile.vector)
+        self.row_b = hold_multiple(thread % tile.across * self.b.stride, tile.vector)
         self.target = target
         with unrolled(self.target, tile.accumulators) as i:
             T.buffer_store(self.sums, T.float32(0), [i])

@@ -1,0 +1,156 @@
+"""Matrix units: shapes, types and which lane holds which element, as values.
+
+Sources: NVIDIA's PTX ISA (mma.m16n8k16, wmma), AMD's matrix instruction calculator and the CDNA and RDNA3
+instruction set guides (MFMA, WMMA), public DTK test code and HYGON's kernels (MMAC: the accumulator is
+transposed and strided against MFMA). A kernel reads and writes fragments by these tables only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Term:
+    """source // divide % modulo * multiply; modulo 0 leaves it whole. source: "lane" or "register"."""
+
+    source: str
+    divide: int
+    modulo: int
+    multiply: int
+
+    def value(self, lane: Any, register: Any) -> Any:
+        x = lane if self.source == "lane" else register
+        if self.divide != 1:
+            x = x // self.divide
+        if self.modulo:
+            x = x % self.modulo
+        return x * self.multiply
+
+
+def lane(divide: int, modulo: int, multiply: int) -> Term:
+    return Term("lane", divide, modulo, multiply)
+
+
+def register(divide: int, modulo: int, multiply: int) -> Term:
+    return Term("register", divide, modulo, multiply)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a lane's register lies in a fragment: two sums of terms. `registers`: elements of a lane."""
+
+    registers: int
+    row: tuple[Term, ...]
+    column: tuple[Term, ...]
+
+    def at(self, lane: Any, register: Any) -> tuple[Any, Any]:
+        """(row, column), for numbers and for TIR."""
+        row, column = (
+            sum((t.value(lane, register) for t in terms[1:]), start=terms[0].value(lane, register))
+            for terms in (self.row, self.column)
+        )
+        return row, column
+
+
+@dataclass(frozen=True)
+class MatrixUnit:
+    """D[m, n] = A[m, k] @ B[n, k].T + C, f32 accumulators, by `lanes` lanes together.
+
+    a, b: (row or column of the output, position in the reduction); c: (row, column). instruction: what a
+    compiler's assembly must show. llvm: the intrinsic per input type, where LLVM has one. ldmatrix: fragments
+    are read from shared memory by the unit's own load. opaque: the layout is the compiler's secret (wmma).
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    lanes: int
+    a: Layout
+    b: Layout
+    c: Layout
+    dtypes: tuple[str, ...]
+    instruction: str
+    llvm: tuple[tuple[str, str], ...] = ()
+    ldmatrix: bool = False
+    replicas: int = 1  # lanes that hold the same element of A and B
+    opaque: bool = False
+
+    def __post_init__(self) -> None:
+        for layout, rows, columns in ((self.a, self.m, self.k), (self.b, self.n, self.k)):
+            self._cover(layout, rows, columns, self.replicas)
+        self._cover(self.c, self.m, self.n, 1)
+
+    def _cover(self, layout: Layout, rows: int, columns: int, replicas: int) -> None:
+        """Raises ValueError unless every element is held exactly `replicas` times."""
+        held = [layout.at(lane, r) for lane in range(self.lanes) for r in range(layout.registers)]
+        wanted = {(i, j) for i in range(rows) for j in range(columns)}
+        if set(held) != wanted or len(held) != replicas * len(wanted):
+            raise ValueError(f"{self.name}: {layout} does not hold a {rows}x{columns} fragment")
+
+    @property
+    def helper(self) -> str:
+        """The function that kernels call; the prelude of each target defines it, plus the input type."""
+        return "convopt_" + self.name.replace(".", "_")
+
+
+_FLOATS = ("float16", "bfloat16")
+_ROW_OF_16 = (lane(1, 16, 1),)
+_FOUR_ALONG_K = (lane(16, 0, 4), register(1, 0, 1))
+MFMA_16 = MatrixUnit(
+    "mfma.16x16x16", 16, 16, 16, 64,
+    a=Layout(4, _ROW_OF_16, _FOUR_ALONG_K),
+    b=Layout(4, _ROW_OF_16, _FOUR_ALONG_K),
+    c=Layout(4, (lane(16, 0, 4), register(1, 0, 1)), (lane(1, 16, 1),)),
+    dtypes=_FLOATS, instruction="v_mfma_f32_16x16x16",
+    llvm=(
+        ("float16", "llvm.amdgcn.mfma.f32.16x16x16f16"),
+        ("bfloat16", "llvm.amdgcn.mfma.f32.16x16x16bf16.1k"),
+    ),
+)  # fmt: skip
+MFMA_32 = MatrixUnit(
+    "mfma.32x32x8", 32, 32, 8, 64,
+    a=Layout(4, (lane(1, 32, 1),), (lane(32, 0, 4), register(1, 0, 1))),
+    b=Layout(4, (lane(1, 32, 1),), (lane(32, 0, 4), register(1, 0, 1))),
+    c=Layout(16, (register(4, 0, 8), lane(32, 0, 4), register(1, 4, 1)), (lane(1, 32, 1),)),
+    dtypes=_FLOATS, instruction="v_mfma_f32_32x32x8",
+    llvm=(
+        ("float16", "llvm.amdgcn.mfma.f32.32x32x8f16"),
+        ("bfloat16", "llvm.amdgcn.mfma.f32.32x32x8bf16.1k"),
+    ),
+)  # fmt: skip
+MMAC_16 = MatrixUnit(
+    "mmac.16x16x16", 16, 16, 16, 64,
+    a=Layout(4, _ROW_OF_16, _FOUR_ALONG_K),
+    b=Layout(4, _ROW_OF_16, _FOUR_ALONG_K),
+    c=Layout(4, (lane(1, 16, 1),), (lane(16, 0, 1), register(1, 0, 4))),
+    dtypes=_FLOATS, instruction="v_mmac_f32_16x16x16",
+)  # fmt: skip
+WMMA_GFX11 = MatrixUnit(
+    "wmma.gfx11", 16, 16, 16, 32,
+    a=Layout(16, _ROW_OF_16, (register(1, 0, 1),)),
+    b=Layout(16, _ROW_OF_16, (register(1, 0, 1),)),
+    c=Layout(8, (register(1, 0, 2), lane(16, 0, 1)), (lane(1, 16, 1),)),
+    dtypes=_FLOATS, instruction="v_wmma_f32_16x16x16",
+    llvm=(
+        ("float16", "llvm.amdgcn.wmma.f32.16x16x16.f16.v8f32.v16f16"),
+        ("bfloat16", "llvm.amdgcn.wmma.f32.16x16x16.bf16.v8f32.v16i16"),
+    ),
+    replicas=2,
+)  # fmt: skip
+_MMA_A = Layout(
+    8,
+    (lane(4, 0, 1), register(2, 2, 8)),
+    (lane(1, 4, 2), register(1, 2, 1), register(4, 0, 8)),
+)
+_MMA_C = Layout(4, (lane(4, 0, 1), register(2, 0, 8)), (lane(1, 4, 2), register(1, 2, 1)))
+MMA_M16N8K16 = MatrixUnit(
+    "mma.m16n8k16", 16, 8, 16, 32,
+    a=_MMA_A,
+    b=Layout(4, (lane(4, 0, 1),), (lane(1, 4, 2), register(1, 2, 1), register(2, 0, 8))),
+    c=_MMA_C, dtypes=_FLOATS, instruction="HMMA.16816", ldmatrix=True,
+)  # fmt: skip
+
+MATRIX_UNITS = {unit.name: unit for unit in (MMA_M16N8K16, MFMA_16, MFMA_32, MMAC_16, WMMA_GFX11)}

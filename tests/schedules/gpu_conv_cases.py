@@ -1,0 +1,77 @@
+"""Convolutions on GPUs: instances of a family run on PoCL and compared with float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from convopt.targets import GpuTarget
+from tests.device_harness import (
+    Array,
+    DeviceOperand,
+    as_opencl,
+    flat,
+    numbers,
+    opencl_code,
+    rounded,
+    run,
+)
+from tests.schedules.conv_cases import Case, Data, convolve
+from tests.unit_emulation import Emulated
+
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}  # of the outputs' scale
+
+
+def typed(case: Case, dtype: str) -> Case:
+    return replace(case, x_dtype=dtype, y_dtype=dtype)
+
+
+def draw(case: Case) -> Data:
+    """Operands that the case's types can hold, and the expected values in float64."""
+    data = Data.draw(replace(case, x_dtype="float32", y_dtype="float32"))
+    data.case = case
+    data.x, data.weight = (rounded(a, case.x_dtype) for a in (data.x, data.weight))
+    data.others = [rounded(np.ascontiguousarray(o), case.y_dtype) for o in data.others]
+    sums = convolve(case.problem, data.x, data.weight, data.bias)
+    data.expected = case.epilogue[1](sums, *(o.astype(np.float64) for o in data.others))
+    return data
+
+
+@dataclass(frozen=True)
+class Outcome:
+    y: Array  # as the device stored it
+    error: float  # of the outputs' scale
+
+
+def compute(
+    schedule: Any,
+    data: Data,
+    target: GpuTarget,
+    units: dict[str, Emulated] | None = None,
+    times: int = 1,
+) -> Outcome:
+    problem, chip = data.case.problem, as_opencl(target)
+    refusal = schedule.why_not(problem, target)
+    assert refusal is None, refusal
+    packed = [flat(a) for a in schedule.pack(problem, target, data.weight, data.bias)]
+    others = [DeviceOperand(view).fill(a) for view, a in zip(problem.others, data.others, strict=True)]
+    workspace = schedule.workspace_bytes(problem, target) // 4
+    partials = [flat(np.full(workspace, np.nan, np.float32))] if workspace else []
+    y = DeviceOperand(problem.y)
+    x = DeviceOperand(problem.x).fill(data.x)
+    run(
+        opencl_code(schedule.apply(problem, chip, "kernel"), chip, units),
+        [x, *packed, *others, *partials, y],
+        times,
+    )
+    scale = max(1.0, float(np.abs(data.expected).max()))
+    result = numbers(y.array, problem.y.dtype)
+    error = float(np.abs(result - data.expected).max() / scale) if np.isfinite(result).all() else np.inf
+    return Outcome(y.array.copy(), error)
+
+
+def check(schedule: Any, data: Data, target: GpuTarget) -> None:
+    error = compute(schedule, data, target).error
+    assert error <= TOLERANCE[data.case.y_dtype], f"{error:.1e} off: {schedule} on {target.name}"

@@ -1,0 +1,161 @@
+"""The implicit GEMM conv on PoCL against float64: every pair of settings, every kind of shape, all chips."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
+from convopt.schedules.primitives.expression import unary
+from convopt.targets import GpuTarget, find_target
+from tests.schedules.conv_cases import FMA, SUM_RELU, Case, Data
+from tests.schedules.gpu_conv_cases import check, compute, draw, typed
+from tests.schedules.pairwise import pairwise
+from tests.unit_emulation import EMULATED
+
+pytestmark = pytest.mark.opencl
+
+RELU = (unary("relu"), lambda s: np.maximum(s, 0))
+# Tails in M, N and K; K = 27 and K = 4 output channels; groups, strides, dilations, one-sided pads; batch 1
+# and 3; channels that no vector divides; planar input; a long reduction on a small image; many channels.
+CASES = {
+    "tails": Case(
+        20, 27, (1, 9, 9), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), epilogue=SUM_RELU, others=("full",)
+    ),
+    "K=4": Case(40, 4, (1, 8, 8), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=3, epilogue=RELU),
+    "grouped": Case(
+        8, 12, (1, 11, 7), (1, 3, 2), (1, 2, 1), (1, 1, 2), begin=(0, 1, 0), end=(0, 0, 2), groups=3,
+        epilogue=FMA, others=("row", "pixel"),
+    ),
+    "stem": Case(3, 32, (1, 15, 17), (1, 7, 7), (1, 2, 2), begin=(0, 3, 3), end=(0, 3, 3), bias=False),
+    "planar": Case(6, 16, (1, 10, 13), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), x_planar=True, y_gap=8),
+    "gemm": Case(72, 130, (1, 1, 50), batch=3, epilogue=SUM_RELU, others=("scalar",)),
+    "long": Case(192, 40, (1, 4, 4), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=2),
+    "cube": Case(4, 8, (5, 6, 7), (3, 3, 3), begin=(1, 1, 1), end=(1, 1, 1)),
+}  # fmt: skip
+# (chip, input type, cases): each unit on each type that it takes.
+COVER = (
+    ("opencl", "float32", ("tails", "grouped", "planar", "gemm", "cube")),
+    ("opencl", "float16", ("K=4", "stem", "long")),
+    ("cuda:sm_80", "float16", ("tails", "long", "gemm")),
+    ("cuda:sm_80", "float32", ("stem", "long")),
+    ("cuda:sm_90", "bfloat16", ("grouped", "K=4")),
+    ("rocm:gfx90a", "float16", ("tails", "gemm")),
+    ("rocm:gfx942", "bfloat16", ("long", "stem")),
+    ("rocm:gfx1100", "float16", ("K=4", "gemm")),
+    ("dcu:k100-ai", "float16", ("long", "grouped")),
+    ("dcu:bw200", "bfloat16", ("tails",)),
+)
+SAMPLE = 150  # of each chip, type and case
+
+
+@cache
+def _data(case: str, dtype: str) -> Data:
+    return draw(typed(CASES[case], dtype))
+
+
+Candidate = tuple[str, str, str, ImplicitGemm]
+
+
+def _candidates(sample: int, seed: int) -> list[Candidate]:
+    found: list[Candidate] = []
+    for chip, dtype, cases in COVER:
+        for case in cases:
+            problem = typed(CASES[case], dtype).problem
+            space = list(ImplicitGemm.space(problem, find_target(chip), "all"))
+            some = random.Random(seed).sample(space, min(sample, len(space)))
+            found += [(chip, dtype, case, schedule) for schedule in some]
+    return found
+
+
+def _settings(candidate: Candidate) -> dict[str, object]:
+    chip, dtype, case, s = candidate
+    return {
+        "chip": (chip, dtype), "case": case, "unit": s.unit, "block_m": s.block_m, "block_n": s.block_n,
+        "block_k": s.block_k, "pipeline": (s.stages, s.async_copy), "split": (s.split_k > 1, s.atomic),
+        "swizzle": s.swizzle, "padded": s.pad != (0, 0, 0), "epilogue": s.epilogue, "vector": s.vector,
+    }  # fmt: skip
+
+
+def test_every_pair_of_settings() -> None:
+    chosen = pairwise(_candidates(SAMPLE, 0), _settings)
+    assert len(chosen) > 64
+    for chip, dtype, case, schedule in chosen:
+        check(schedule, _data(case, dtype), find_target(chip))
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    for chip, dtype, case, schedule in _candidates(12, 1):
+        check(schedule, _data(case, dtype), find_target(chip))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chip", ["opencl", "cuda:sm_80", "rocm:gfx90a", "dcu:k100-ai"])
+def test_the_space_is_large_and_varied(case: str, chip: str) -> None:
+    """At least 64 configurations each, none of which refuses, and every primitive among them on and off."""
+    target = find_target(chip)
+    for dtype in ("float32", "float16"):
+        problem = typed(CASES[case], dtype).problem
+        space = list(ImplicitGemm.space(problem, target, "all"))
+        assert len(space) == len(set(space)) >= 64
+        assert len(list(ImplicitGemm.space(problem, target))) >= 64
+        for field in ("block_m", "block_k", "stages", "split_k", "swizzle", "pad", "epilogue", "vector"):
+            assert len({getattr(s, field) for s in space}) > 1, field
+        assert {s.unit for s in space} >= {"simt", *(target.matrix_units if dtype == "float16" else ())}
+        assert {s.async_copy for s in space} == ({False, True} if target.async_copy else {False})
+
+
+def _split(target: GpuTarget, problem: object, **fields: object) -> ImplicitGemm:
+    plain = ImplicitGemm(32, 32, 16, 2, 2, split_k=4)
+    return replace(plain, **fields).padded(problem, target)  # type: ignore[arg-type]
+
+
+def test_deterministic_split_gives_equal_bits_in_20_runs() -> None:
+    data, target = _data("long", "float16"), find_target("opencl")
+    schedule = _split(target, data.case.problem)
+    first = compute(schedule, data, target).y
+    for _ in range(20):
+        assert np.array_equal(compute(schedule, data, target, times=1).y, first)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_partial_sums_beyond_half_precision(atomic: bool) -> None:
+    """Partial sums of 2e5, three times fp16's largest number, whose total is 0: they must be float32."""
+    case = Case(512, 8, (1, 2, 2))
+    data = draw(typed(case, "float16"))
+    data.x[...] = 40.0
+    data.weight[:, :, :256] = 20.0
+    data.weight[:, :, 256:] = -20.0
+    data.expected = np.zeros(data.expected.shape)
+    if data.bias is not None:
+        data.expected += data.bias.astype(np.float64)[:, None, None, None, None, :]
+    target = find_target("opencl")
+    schedule = _split(target, data.case.problem, split_k=2, atomic=atomic)
+    assert 40 * 20 * 256 > 65504
+    assert compute(schedule, data, target).error <= 2e-3
+
+
+def test_atomic_split_starts_from_zero_every_time() -> None:
+    data, target = _data("long", "float32"), find_target("opencl")
+    schedule = _split(target, data.case.problem, atomic=True)
+    assert compute(schedule, data, target, times=3).error <= 1e-5
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_a_permuted_layout_fails(name: str) -> None:
+    """With rows or columns of one operand exchanged in the unit, the kernel's result is wrong."""
+    chip = next(c for c, _, _ in COVER if name in find_target(c).matrix_units)
+    data, target, unit = _data("long", "float16"), find_target(chip), EMULATED[name]
+    plain = ImplicitGemm(32, 32, 32, 32, 32, stages=2, unit=name)
+    schedule = plain.padded(data.case.problem, target)
+    assert compute(schedule, data, target).error <= 2e-3
+    swapped = {f: (f"(({getattr(unit, f)[0]}) ^ 1)", getattr(unit, f)[1]) for f in "abc"}
+    turned = {"c": unit.c[::-1]} if unit.m == unit.n else {}
+    for field, layout in (*swapped.items(), *turned.items()):
+        wrong = {name: replace(unit, **{field: layout})}
+        assert compute(schedule, data, target, wrong).error > 0.01, field
