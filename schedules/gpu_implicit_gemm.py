@@ -314,7 +314,7 @@ class ImplicitGemm:
                 if split:
                     part = None if self.atomic else body.block[2]
                     output = PartialOutput(
-                        problem, workspace, part, 1 if self.atomic else self._stores(problem)[0]
+                        problem, target, workspace, part, 1 if self.atomic else self._stores(problem)[0]
                     )
                 end = TileEpilogue(problem, target, output, group, first_m, first_n, thread)
                 if self.epilogue == "direct" or (split and self.atomic):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.base import TensorView
@@ -98,6 +99,7 @@ class PartialOutput:
     """Sums to float32 partials (parts, groups, pixels, features): stored per part, or added to one."""
 
     problem: ConvProblem
+    target: GpuTarget
     workspace: Any
     part: Any  # None: atomic
     lanes: int
@@ -108,7 +110,10 @@ class PartialOutput:
         if self.part is None:
             place = T.address_of(self.workspace[offset])
             assert lanes == 1
-            T.evaluate(T.call_extern("float32", "atomic_add", place, sums[start]))
+            if self.target.kind == "rocm":  # TVM's LLVM has an operation for it, and no library does
+                T.evaluate(tvm.tirx.call_intrin("float32", "tirx.atomic_add", place, sums[start]))
+            else:
+                T.evaluate(T.call_extern("float32", "atomic_add", place, sums[start]))
             return
         offset = offset + self.part * (p.groups * p.pixels * p.features)
         store(self.workspace, offset, vector(sums, start, lanes), lanes)
