@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from convopt.bench.suites import SUITES
 from convopt.cli.command import (
     Command,
     Document,
@@ -13,6 +14,9 @@ from convopt.cli.command import (
     compile_options,
     require_program,
 )
+from convopt.cli.cost_fields import COST_FIELDS
+from convopt.cli.explain_cost import run_cost, show_cost
+from convopt.errors import InputError
 
 if TYPE_CHECKING:
     from convopt.passes.base import Pass, PassReport
@@ -20,7 +24,15 @@ if TYPE_CHECKING:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="IN.onnx")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("model", nargs="?", metavar="IN.onnx")
+    what.add_argument("--conv", metavar="FIELDS", help="with --cost: one convolution, as for `convopt bench`")
+    what.add_argument("--suite", choices=(*SUITES, "all"), help="with --cost: a list of convolutions")
+    parser.add_argument(
+        "--cost",
+        action="store_true",
+        help="what is chosen for each convolution, and the parts of its predicted time; compiles nothing",
+    )
     parser.add_argument("--node", metavar="NAME", help="only the nodes whose name contains this")
     parser.add_argument("--all", action="store_true", help="all nodes, not convolutions and refusals only")
     add_compile_arguments(parser)
@@ -29,6 +41,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     import convopt
 
+    if arguments.cost:
+        return run_cost(arguments)
+    if not arguments.model:
+        raise InputError("--conv and --suite go with --cost")
     reports: dict[tuple[str, int], PassReport] = {}
 
     def after(index: int, one: Pass, model: Any, report: PassReport) -> None:
@@ -76,6 +92,9 @@ def _worth_telling(place: Placement | None, notes: list[dict[str, Any]]) -> bool
 def _show(document: Document) -> None:
     from convopt.report.tables import Column, print_line, print_table
 
+    if "costs" in document:
+        show_cost(document)
+        return
     columns = [Column("pass"), Column("changed", True)]
     print_table("passes", columns, [(one["name"], str(one["changed"])) for one in document["passes"]])
     if not document["nodes"]:
@@ -95,10 +114,16 @@ COMMAND = Command(
 Optimizes the model and says of each convolution what each pass did to it, what it refused to do and why, and
 which schedule computes it in the end. Nodes that fell back or were refused something are listed too.
 
+--cost shows instead what is chosen for each convolution and what its predicted time consists of, beside the
+choice of the five-step rule; --target names any chip of `convopt targets`, which need not be here.
+
 3x3 s2 1x16->32 @1x1x28x28 direct: kernel, stride, groups x input channels of each -> output channels of each,
 @ batch x depth x height x width of the output, schedule.""",
     fields={
-        "model": "the path",
+        "model": "the path; the convolution or the suite where that was given",
+        "target": "what it is chosen for (--cost)",
+        "precision": "of inputs, weights and outputs (--cost)",
+        **{f"costs[].{path}": f"{text} (--cost)" for path, text in COST_FIELDS.items()},
         "passes[].name": "in the order in which they ran",
         "passes[].changed": "rewrites made by it",
         "nodes[].node": "name",

@@ -1,0 +1,119 @@
+"""What selection decides for one convolution, with its price in parts, as plain values for reports."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.im2col import Im2col
+from convopt.selection import model
+from convopt.selection.choose import imbalance
+from convopt.selection.plans import ConvPlan, Records, decide, plan_seconds, whole_product
+from convopt.selection.rule import Selection
+from convopt.selection.rule_cpu import cpu_rule
+from convopt.selection.rule_gpu import gpu_rule
+from convopt.selection.unfold import chunks, split
+from convopt.targets import CpuTarget, GpuTarget
+
+CAP = 64 << 20
+
+
+def gpu_cost(problem: ConvProblem, target: GpuTarget) -> dict[str, Any]:
+    """What `convopt.cli.cost_fields` describes. ValueError: no form takes the problem."""
+    choice = model.choose(problem, target)
+    parts = asdict(choice.estimate)
+    return {
+        "conv": problem.text,
+        "seconds": parts.pop("seconds"),
+        "source": "estimate",
+        "chosen": _config("implicit_gemm", choice.config),
+        "parts": parts,
+        "bound": choice.estimate.bound,
+        "roofline_s": model.roofline(problem, target, choice.config.unit),
+        "rule": _gpu_rule(problem, target, choice.config.unit),
+    }
+
+
+def _config(algorithm: str, config: Any) -> dict[str, Any]:
+    return {"algorithm": algorithm} | {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()
+    }
+
+
+def _gpu_rule(problem: ConvProblem, target: GpuTarget, unit: str) -> dict[str, Any]:
+    try:
+        selection = gpu_rule(problem, target, unit)
+        seconds = model.estimate(selection.chosen.config, problem, target).seconds
+    except ValueError as error:
+        return _refused(str(error))
+    return _rule(selection, _config("implicit_gemm", selection.chosen.config), seconds)
+
+
+def _refused(reason: str) -> dict[str, Any]:
+    return {"chosen": {}, "seconds": None, "steps": [], "refused": reason}
+
+
+def _rule(selection: Selection, chosen: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+    steps = []
+    for step in selection.steps:
+        counts: dict[str, int] = {}
+        for reason in step.dropped.values():
+            words = " ".join(word for word in reason.split() if not word[0].isdigit())
+            counts[words] = counts.get(words, 0) + 1
+        steps.append({"number": step.number, "title": step.title, "kept": len(step.kept), "dropped": counts})
+    return {"chosen": chosen, "seconds": seconds, "steps": steps, "refused": None}
+
+
+def cpu_cost(
+    problem: ConvProblem,
+    target: CpuTarget,
+    threads: int,
+    records: Records | None = None,
+    roof: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """What `convopt.cli.cost_fields` describes. ValueError: no schedule takes the problem.
+
+    roof: FLOP/s and bytes/s as they were measured.
+    """
+    plan = decide(problem, target, threads, "auto", CAP, records)
+    untuned = decide(problem, target, threads, "auto", CAP, None)
+    parts = cpu_parts(plan, problem, target, threads)
+    timed = {name: parts[name] for name in ("compute", "memory") if name in parts}
+    return {
+        "conv": problem.text,
+        "seconds": plan_seconds(plan, problem, target, threads, CAP) / threads,
+        "source": "estimate" if plan == untuned else "record",
+        "chosen": {"expand_col": plan.expand_col} | _config(plan.schedule.name, plan.schedule),
+        "parts": parts,
+        "bound": max(timed, key=lambda name: timed[name]),
+        "roofline_s": roof and max(problem.flops / roof[0], model.least_bytes(problem) / roof[1]),
+        "rule": _cpu_rule(problem, target, threads),
+    }
+
+
+def cpu_parts(plan: ConvPlan, problem: ConvProblem, target: CpuTarget, threads: int) -> dict[str, float]:
+    """compute: register tiles and loads from L1; memory: bytes from beyond L2; overhead: what of the shorter
+    one does not overlap; each on one core, in seconds. imbalance: time on the threads / perfect division.
+    unfold, matrices: im2col's seconds for a matrix, and how many there are.
+    """
+    product, extra = problem, {}
+    if plan.expand_col:
+        pieces = chunks(problem, plan.expand_col, CAP)
+        unfold, _ = split(problem, pieces[0])
+        product = whole_product(problem, plan.expand_col, CAP)
+        extra = {"unfold": Im2col().cost(unfold, target).seconds, "matrices": float(len(pieces))}
+    cost = plan.schedule.cost(product, target)
+    tasks = plan.schedule.tasks(product, target)
+    parts = {"compute": cost.compute, "memory": cost.memory, "overhead": cost.overhead}
+    return parts | {"tasks": float(tasks), "imbalance": imbalance(tasks, threads)} | extra
+
+
+def _cpu_rule(problem: ConvProblem, target: CpuTarget, threads: int) -> dict[str, Any]:
+    try:
+        selection = cpu_rule(problem, target, threads)
+    except ValueError as error:
+        return _refused(str(error))
+    config = selection.chosen.config
+    seconds = plan_seconds(ConvPlan(config), problem, target, threads, CAP) / threads
+    return _rule(selection, _config("direct", config), seconds)
