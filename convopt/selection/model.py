@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.gpu_implicit_gemm import L2_BYTES_PER_CLOCK, LAUNCH_SECONDS, ImplicitGemm
+from convopt.schedules.gpu_implicit_gemm import DTYPES, L2_BYTES_PER_CLOCK, LAUNCH_SECONDS, ImplicitGemm
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
 from convopt.selection.gpu_forms import Column, Forms, forms
 from convopt.targets import GpuTarget
@@ -285,6 +285,8 @@ def choose(problem: ConvProblem, target: GpuTarget) -> GpuChoice:
     Raises:
         ValueError: the implicit GEMM takes no form of this problem on this chip.
     """
+    if {problem.x.dtype, problem.y.dtype} - set(DTYPES):
+        raise ValueError(f"{problem.x.dtype} to {problem.y.dtype}")
     best = next(ranked(problem, target, unit_for(problem, target)), None)
     if best is None:
         raise ValueError(f"no form of the implicit GEMM takes this convolution on {target.name}")

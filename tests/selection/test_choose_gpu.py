@@ -1,0 +1,43 @@
+"""Which family computes a convolution on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from convopt.bench.cases import conv_problem, parse_case
+from convopt.bench.suites import suite
+from convopt.schedules.gpu_conv_direct import GpuDirectConv
+from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
+from convopt.selection.choose_gpu import choose_gpu_conv
+from convopt.targets import GPU_TARGETS, find_target
+
+
+@pytest.mark.parametrize("name", sorted(GPU_TARGETS))
+def test_every_chip_takes_the_contest(name: str) -> None:
+    target = find_target(name)
+    for case, _ in suite("contest"):
+        for dtype in ("float32", "float16"):
+            problem = conv_problem(case, dtype)
+            chosen = choose_gpu_conv(problem, target)
+            assert isinstance(chosen, ImplicitGemm)
+            assert chosen.why_not(problem, target) is None
+
+
+def test_depthwise_is_not_a_matrix_product() -> None:
+    problem = conv_problem(parse_case("n=1,c=384,h=56,w=56,k=384,r=3,s=3,pad=1,groups=384"))
+    assert isinstance(choose_gpu_conv(problem, find_target("cuda:sm_90")), GpuDirectConv)
+
+
+def test_a_family_that_was_asked_for_is_not_overruled() -> None:
+    problem = conv_problem(parse_case("n=1,c=64,h=14,w=14,k=64,r=3,s=3,pad=1"))
+    target = find_target("opencl")
+    assert choose_gpu_conv(problem, target, (GpuDirectConv,)) == GpuDirectConv()
+
+
+def test_refusals_are_named() -> None:
+    problem = conv_problem(parse_case("n=1,c=64,h=14,w=14,k=64,r=3,s=3,pad=1"))
+    problem = replace(problem, x=replace(problem.x, dtype="float64"))
+    with pytest.raises(ValueError, match=r"float64.*gpu-direct: convolution of float64"):
+        choose_gpu_conv(problem, find_target("opencl"))
