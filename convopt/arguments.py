@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +12,11 @@ import numpy as np
 from convopt.codegen.device import why_no_compiler
 from convopt.errors import CompileError, InputError
 from convopt.ir.precision import FP32, PRECISIONS, Precision
+from convopt.runtime.machine import allow_tiles
 from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, host_cpu
 from convopt.targets import find_target as find_gpu
+
+logger = logging.getLogger("convopt")
 
 Array = np.ndarray[Any, Any]
 MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
@@ -30,6 +35,16 @@ def find_target(name: str) -> CpuTarget | GpuTarget:
     if (refusal := why_no_compiler(found)) is not None:
         raise CompileError(f"target {name}: {refusal}")
     return found
+
+
+def usable_target(target: CpuTarget | GpuTarget, precision: str) -> CpuTarget | GpuTarget:
+    """The target as this process may use it: pairs of bfloat16 where the system gives no AMX tiles."""
+    if precision != "bf16" or not isinstance(target, CpuTarget) or target.bf16 != "amx" or target.emulated:
+        return target
+    refusal = allow_tiles()
+    if refusal is not None:
+        logger.warning("bf16 without AMX: %s", refusal)
+    return target if refusal is None else replace(target, bf16="dot")
 
 
 def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:

@@ -28,6 +28,7 @@ from convopt.arguments import (
     extents_of,
     find_target,
     precision_of,
+    usable_target,
 )
 from convopt.codegen.cache import KernelCache
 from convopt.errors import CompileError, InputError
@@ -116,7 +117,7 @@ def optimize(
     """
     threads = usable_cores() if threads is None else threads
     check_choices(precision, verify, check, skip, algorithm)
-    found = find_target(target)
+    found = usable_target(find_target(target), precision)
     stored = precision_of(precision, keep_fp32, found)
     check_count("threads", threads, MOST_THREADS)
     check_count("im2col_cap", im2col_cap)

@@ -172,9 +172,9 @@ class DirectConv:
         return packed if bias is None else [*packed, pack_bias(bias, tile)]
 
     def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:
-        from convopt.schedules.primitives.conv_tiles import direct_kernel
+        from convopt.schedules.primitives.conv_tiles import Tile, direct_kernel
 
-        return direct_kernel(self, problem, target, symbol)
+        return direct_kernel(self, problem, target, symbol, problem.operands, Tile)
 
 
 @lru_cache(maxsize=4096)

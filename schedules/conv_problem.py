@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class ConvProblem:
 
     others: further operands of the epilogue, each shaped like y, broadcast by stride 0; the epilogue's input
     0 is the sum. bias: whether there is a bias operand. Operands of a kernel: x, weight, [bias], others...,
-    y.
+    y. arithmetic: "bfloat16" where a schedule may multiply bfloat16 with weights rounded to it, summed in
+    float32.
     """
 
     x: TensorView
@@ -44,6 +45,7 @@ class ConvProblem:
     epilogue: Expression
     others: tuple[TensorView, ...] = ()
     bias: bool = True
+    arithmetic: Literal["float32", "bfloat16"] = "float32"
 
     def __hash__(self) -> int:
         return self._hash
@@ -96,6 +98,12 @@ class ConvProblem:
         """The views whose pointers a kernel gets, in order; weight and bias are flat and packed."""
         weight = TensorView((1,), (1,))
         return (self.x, weight, *((weight,) if self.bias else ()), *self.others, self.y)
+
+
+def with_narrow_weight(problem: ConvProblem) -> tuple[TensorView, ...]:
+    """The operands of a kernel whose packed weight is bfloat16."""
+    x, weight, *rest = problem.operands
+    return (x, TensorView(weight.shape, weight.strides, "bfloat16"), *rest)
 
 
 def pack_weight(weight: Array, channel_block: int, tile: int) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -113,6 +115,39 @@ def test_wrong_options() -> None:
         convopt.optimize(model(), keep_fp32=["stem"])
     with pytest.raises(InputError, match="no node of the optimized model is named 'x'"):
         convopt.optimize(model(), precision="fp16", keep_fp32=["x"])
+
+
+@pytest.fixture(params=["amx", "dot"])
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This machine as if it had the unit, by plain loops."""
+    target = replace(host_cpu(), bf16=request.param, emulated=True)
+    monkeypatch.setattr("convopt.arguments.host_cpu", lambda: target)
+    return str(request.param)
+
+
+def test_bf16_through_the_matrix_unit(emulated: str) -> None:
+    """Products of bfloat16 in every layer that has pairs of channels; the stem's three have none."""
+    module = convopt.optimize(model(), threads=2, precision="bf16")
+    assert check(module, model(), 2e-2) > 1e-4
+    schedules = {p.node: p.detail.split()[-1] for p in module.placement if p.op == "Conv"}
+    unit = {"amx": "amx", "dot": "direct-pairs"}[emulated]
+    assert schedules["wide"] == unit and schedules["three"] in (unit, "winograd"), schedules
+    assert schedules["stem"] == "direct" and schedules["depth"] == "depthwise"
+
+
+def test_a_kept_layer_multiplies_in_float32(emulated: str) -> None:
+    module = convopt.optimize(model(), threads=1, precision="bf16", keep_fp32=["wide"])
+    details = {p.node: p.detail for p in module.placement}
+    assert details["wide"].endswith(" direct")
+    check(module, model(), 2e-2)
+
+
+@pytest.mark.skipif(host_cpu().bf16 is None, reason="this CPU has neither AMX nor AVX512-BF16")
+def test_bf16_native() -> None:
+    for threads in (1, 2):
+        module = convopt.optimize(model(), threads=threads, precision="bf16", verify=True)
+        assert all(place.where != "fallback" for place in module.placement)
+        check(module, model(), 3e-2)
 
 
 @pytest.mark.skipif(host_cpu().bf16 is not None, reason="this CPU multiplies in bfloat16")

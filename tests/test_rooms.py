@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tuning": frozenset({"codegen", "lowering", "runtime", "schedules", "selection", "targets"}),
     "passes": frozenset({"analysis", "ir", "lowering", "selection", "sessions", "targets"}),
     "verification": frozenset({"ir", "passes", "runtime"}),
-    "arguments": frozenset({"codegen", "ir", "targets"}),
+    "arguments": frozenset({"codegen", "ir", "runtime", "targets"}),
     "kernels": frozenset({"codegen", "runtime", "schedules", "selection", "targets"}),
     "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "tuning"}),
     "compiler": frozenset(

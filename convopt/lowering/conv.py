@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
+from convopt.ir.precision import keeps_fp32
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, Refused
 from convopt.lowering.conv_operands import ConvOperands, packed_call
@@ -152,6 +154,11 @@ def epilogue_of(group: ir.Node) -> Epilogue:
     return Epilogue(expression, tuple(v for v in values if v is not None))
 
 
+def arithmetic_of(group: ir.Node, x: TensorView) -> Literal["float32", "bfloat16"]:
+    """What the group's products may be computed in: its input's bfloat16, unless it was to keep float32."""
+    return "bfloat16" if x.dtype == "bfloat16" and not keeps_fp32(group) else "float32"
+
+
 def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     body = body_of(group)
     node = next(iter(body))
@@ -179,7 +186,7 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     for part in parts:
         problem = ConvProblem(
             x_view, part.y, part.kernel, part.strides, part.dilations, part.begin,
-            epilogue.expression, tuple(part.others), biases is not None,
+            epilogue.expression, tuple(part.others), biases is not None, arithmetic_of(group, x_view),
         )  # fmt: skip
         offsets = (0, *part.other_offsets, part.y_offset)
         calls += conv_calls(problem, ConvOperands(part.weights, biases, values, offsets), context)

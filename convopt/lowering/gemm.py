@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +18,7 @@ import onnx_ir as ir
 from convopt.ir.groups import body_of
 from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
-from convopt.lowering.conv import broadcast, epilogue_of
+from convopt.lowering.conv import arithmetic_of, broadcast, epilogue_of
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.gpu_conv import gpu_conv_calls, gpu_dynamic_calls
 from convopt.schedules.base import TensorView, row_major
@@ -72,7 +73,8 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         if weight is None:
             calls += _dynamic(m, expression, bias, b, operands, context)
         else:
-            calls += _static(m, expression, weight, scale, bias, operands, context)
+            arithmetic = arithmetic_of(group, m.a)
+            calls += _static(m, expression, weight, scale, bias, operands, arithmetic, context)
     return calls
 
 
@@ -87,6 +89,7 @@ def _static(
     scale: float,
     bias: Array | None,
     operands: tuple[Operand, ...],
+    arithmetic: Literal["float32", "bfloat16"],
     context: LoweringContext,
 ) -> list[KernelCall]:
     g, k, n = m.b.shape
@@ -97,7 +100,7 @@ def _static(
     )
     weights = np.asarray(matrix, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1)
     biases = None if bias is None else np.broadcast_to(bias, (g, n))
-    problem = _problem(m, expression, bias is not None)
+    problem = replace(_problem(m, expression, bias is not None), arithmetic=arithmetic)
     scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets)
     if isinstance(context.target, GpuTarget):
         return gpu_conv_calls(problem, scaled, context, context.target)

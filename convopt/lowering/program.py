@@ -38,6 +38,7 @@ from convopt.runtime.device_program import DeviceProgram, pack_binaries
 from convopt.runtime.loaded import Loaded, LoadedProgram
 from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
+from convopt.schedules.conv_amx import AmxConv
 from convopt.targets import CpuTarget, GpuTarget
 
 Progress = Callable[[str, int, int], None]
@@ -84,6 +85,9 @@ def build_program(
     if isinstance(options.target, GpuTarget):
         codes = {key: DeviceCode.from_bytes(data) for key, data in compiled.objects.items()}
     assembled = Assembler(builder.graph, builder.plan, works, keys, options.target, codes)
+    uses_tiles = any(isinstance(c.schedule, AmxConv) for c in calls)
+    if uses_tiles and isinstance(options.target, CpuTarget) and not options.target.emulated:
+        meta = {**meta, "matrix_tiles": True}
     program = assembled.program(meta, builder.output_names)
     weights, islands = assembled.weights(), tuple(assembled.islands)
     loaded: Loaded

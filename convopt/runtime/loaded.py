@@ -12,6 +12,7 @@ import numpy as np
 from convopt.errors import ArtifactError
 from convopt.runtime.islands import IslandSessions
 from convopt.runtime.library import Library
+from convopt.runtime.machine import allow_tiles
 from convopt.runtime.memory import as_aligned
 from convopt.runtime.program import Address, IslandStep, KernelStep, Program, TensorSpec
 
@@ -77,6 +78,8 @@ class Loaded:
         weights: bytes | memoryview | np.ndarray[Any, Any] = b"",
         islands: tuple[bytes, ...] = (),
     ) -> None:
+        if program.meta.get("matrix_tiles") and (refusal := allow_tiles()) is not None:
+            raise ArtifactError(f"the program computes with AMX: {refusal}")
         self.program = program
         self.image = image
         self.weights = as_aligned(weights)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+# arch/x86/entry/syscalls/syscall_64.tbl, arch/x86/include/uapi/asm/prctl.h, asm/fpu/types.h
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,22 @@ def cpu_flags() -> frozenset[str]:
         if key.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
+
+
+@cache
+def allow_tiles() -> str | None:
+    """Asks Linux for AMX's tile registers, once for the whole process; why it refuses, None if it doesn't.
+
+    A process may use them only after ARCH_REQ_XCOMP_PERM for feature 18 (Documentation/arch/x86/xstate.rst).
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "AMX is Linux on x86-64 here"
+    if "amx_tile" not in cpu_flags():
+        return "this CPU has no AMX"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA):
+        return f"the system refuses the tile registers: {os.strerror(ctypes.get_errno())}"
+    return None
 
 
 def this_machine(flags: tuple[str, ...] = ()) -> Requirements:

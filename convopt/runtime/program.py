@@ -103,7 +103,8 @@ class Program:
     steps: tuple[Step, ...]
     placement: tuple[Placement, ...] = ()
     # JSON values: target, precision, versions, pass notes. "cpu_flags", checked when an artifact loads, are
-    # the words of /proc/cpuinfo's flags that the kernels' instructions need.
+    # the words of /proc/cpuinfo's flags that the kernels' instructions need. "matrix_tiles": whether they use
+    # AMX's tiles, which the system must allow first.
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property

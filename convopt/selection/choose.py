@@ -5,14 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from convopt.schedules.conv_amx import AmxConv
 from convopt.schedules.conv_depthwise import DepthwiseConv
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_few_features import FewFeaturesConv
+from convopt.schedules.conv_pairs import PairConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.conv_winograd import WinogradConv
 from convopt.targets import Target
 
-EXACT_FAMILIES = (DepthwiseConv, FewFeaturesConv, DirectConv)  # they sum the products themselves
+EXACT_FAMILIES = (
+    DepthwiseConv,
+    FewFeaturesConv,
+    DirectConv,
+    AmxConv,
+    PairConv,
+)  # they sum the products themselves
 CONV_FAMILIES = (*EXACT_FAMILIES, WinogradConv)
 
 

@@ -27,6 +27,7 @@ class CpuTarget:
     l3: int
     mattr: tuple[str, ...] = ()
     bf16: Literal["amx", "dot"] | None = None  # tiles of bfloat16, or vectors of pairs (AVX512-BF16)
+    emulated: bool = False  # products of bfloat16 by plain loops: proofs where the CPU has none
 
     @property
     def lanes(self) -> int:
@@ -53,6 +54,9 @@ class CpuTarget:
 # Vector registers and widths: Intel SDM volume 1 (16 ymm, 32 zmm), Arm ARM (32 v registers of 128 bits).
 # Caches: the smallest of the common server parts of each family; `host_cpu` replaces them by sysfs's.
 SKYLAKE_AVX512 = CpuTarget("skylake-avx512", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 16 << 20)
+COOPERLAKE = CpuTarget(
+    "cooperlake", "x86_64-linux-gnu", 64, 32, True, 32 << 10, 1 << 20, 24 << 20, bf16="dot"
+)
 SAPPHIRERAPIDS = CpuTarget(
     "sapphirerapids", "x86_64-linux-gnu", 64, 32, True, 48 << 10, 2 << 20, 32 << 20, bf16="amx"
 )
@@ -68,11 +72,14 @@ _FLAGS = {
     "haswell": _AVX2,
     "znver3": (*_AVX2, "pku", "vaes", "vpclmulqdq"),
     "skylake-avx512": _AVX512,
+    "cooperlake": (*_AVX512, "avx512_bf16", "avx512_vnni"),
     "znver4": (*_AVX512, "avx512_bf16", "avx512_vnni", "avx512vbmi"),
     "sapphirerapids": (*_AVX512, "amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512_vnni"),
 }
 
-BY_NAME = {t.mcpu: t for t in (SKYLAKE_AVX512, SAPPHIRERAPIDS, ZNVER4, ZNVER3, HASWELL, X86_64, NEON)}
+BY_NAME = {
+    t.mcpu: t for t in (SKYLAKE_AVX512, COOPERLAKE, SAPPHIRERAPIDS, ZNVER4, ZNVER3, HASWELL, X86_64, NEON)
+}
 
 
 def _cpu_flags() -> tuple[str, frozenset[str]]:
@@ -129,10 +136,9 @@ def host_cpu() -> CpuTarget:
     if platform.machine() in ("aarch64", "arm64"):
         chip = NEON
     elif {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
-        if vendor == "AuthenticAMD":
-            chip = ZNVER4 if "avx512_bf16" in flags else SKYLAKE_AVX512
-        else:
-            chip = SAPPHIRERAPIDS if {"amx_tile", "amx_bf16", "avx512_fp16"} <= flags else SKYLAKE_AVX512
+        # The newest whose every flag is there: LLVM may use any instruction of the chip that it is told.
+        newest = (ZNVER4,) if vendor == "AuthenticAMD" else (SAPPHIRERAPIDS, COOPERLAKE)
+        chip = next((c for c in newest if flags.issuperset(c.cpu_flags)), SKYLAKE_AVX512)
     elif {"avx2", "fma", "bmi2", "f16c"} <= flags:
         chip = ZNVER3 if vendor == "AuthenticAMD" and {"vaes", "pku"} <= flags else HASWELL
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.emit import kernel, lanes_at, narrowed, prefetch, register, splat, widened
 from convopt.schedules.primitives.vector_math import emit
@@ -49,7 +50,15 @@ def unravel(index: Any, extents: list[int]) -> list[Any]:
     return [index, *coordinates]
 
 
-def direct_kernel(schedule: DirectConv, problem: ConvProblem, target: Target, symbol: str) -> Any:
+def direct_kernel(
+    schedule: DirectConv,
+    problem: ConvProblem,
+    target: Target,
+    symbol: str,
+    operands: tuple[TensorView, ...],
+    make_tile: Callable[..., Any],
+) -> Any:
+    """The loops around tiles of `make_tile(schedule, problem, target, buffers)`."""
     from convopt.schedules.conv_direct import position_axes
 
     axes = position_axes(problem)
@@ -61,8 +70,8 @@ def direct_kernel(schedule: DirectConv, problem: ConvProblem, target: Target, sy
     rows = -(-prod(extents) // schedule.pixels) if schedule.flat else prod(extents[:-1])
     row_chunks = -(-rows // schedule.row_chunk)
     panels = problem.channels // schedule.channel_block
-    with kernel(symbol, problem.operands) as body:
-        tile = _Tile(schedule, problem, target, body.buffers)
+    with kernel(symbol, operands) as body:
+        tile = make_tile(schedule, problem, target, body.buffers)
         with body.task() as task:
             group, rest = task // (feature_chunks * row_chunks), task % (feature_chunks * row_chunks)
             # Neighbouring tasks share their weights where rows are many, their pixels where rows are few.
@@ -86,7 +95,7 @@ def direct_kernel(schedule: DirectConv, problem: ConvProblem, target: Target, sy
     return body.function
 
 
-class _Tile:
+class Tile:
     """Emits one register tile at given positions."""
 
     def __init__(
@@ -123,7 +132,7 @@ class _Tile:
                 action(tail or tile_k)
             else:
                 is_last = feature == self.features - 1
-                _branch(is_last, True, lambda: action(tail), lambda: action(tile_k))
+                branch(is_last, True, lambda: action(tail), lambda: action(tile_k))
 
         def resume() -> None:
             each_width(lambda width: self._load_partial(group, channel0, positions, sums, width))
@@ -131,11 +140,11 @@ class _Tile:
         def finish(last: bool) -> None:
             each_width(lambda width: self._store(group, channel0, positions, sums, width, last))
 
-        _branch(panel == 0, panels > 1, start, resume)
-        self._reduce(place, positions, sums)
-        _branch(panel == panels - 1, panels > 1, lambda: finish(True), lambda: finish(False))
+        branch(panel == 0, panels > 1, start, resume)
+        self.reduce(place, positions, sums)
+        branch(panel == panels - 1, panels > 1, lambda: finish(True), lambda: finish(False))
 
-    def _reduce(self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]]) -> None:
+    def reduce(self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]]) -> None:
         group, feature, panel = place
         problem, schedule, lanes = self.problem, self.schedule, self.lanes
         tile_k, block = schedule.vectors * lanes, schedule.channel_block
@@ -226,7 +235,7 @@ def store(buffer: Any, index: Any, value: Any, lanes: int, dtype: str) -> None:
     T.buffer_store(buffer, narrowed(value, dtype, lanes), [lanes_at(index, lanes)])
 
 
-def _branch(condition: Any, both: bool, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+def branch(condition: Any, both: bool, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """`then` or `otherwise`, decided at run time only where both can happen."""
     if not both:
         then()

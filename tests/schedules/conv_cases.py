@@ -153,7 +153,11 @@ class Data:
         for view in p.others:
             distinct = tuple(1 if s == 0 else e for e, s in zip(view.shape, view.strides, strict=True))
             others.append(np.broadcast_to(numbers(distinct, view.dtype), view.shape))
-        sums = convolve(p, x, weight, bias)
+        return cls.of(case, x, weight, bias, others)
+
+    @classmethod
+    def of(cls, case: Case, x: Array, weight: Array, bias: Array | None, others: list[Array]) -> Data:
+        sums = convolve(case.problem, x, weight, bias)
         expected = case.epilogue[1](sums, *(o.astype(np.float64) for o in others))
         return cls(case, x, weight, bias, others, expected)
 

@@ -47,8 +47,8 @@ def cheapest(
     return min(possible, key=lambda s: s.cost(problem, target).seconds)
 
 
-def inner_loops(text: str) -> list[list[str]]:
-    """The instructions between a label and a jump back to it, with multiply-adds and no loop inside."""
+def inner_loops(text: str, product: str = _FMA.pattern) -> list[list[str]]:
+    """The instructions between a label and a jump back to it, with products and no loop inside."""
     places: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
     lines = [line.split("#")[0].rstrip() for line in text.splitlines()]
@@ -59,7 +59,7 @@ def inner_loops(text: str) -> list[list[str]]:
             loops.append((places[branch[1]], number))
     innermost = [a for a in loops if not any(a[0] <= b[0] and b[1] <= a[1] and a != b for b in loops)]
     bodies = [lines[begin : end + 1] for begin, end in innermost]
-    return [body for body in bodies if any(_FMA.match(line) for line in body)]
+    return [body for body in bodies if any(re.match(product, line) for line in body)]
 
 
 def spills(body: list[str]) -> list[str]:
