@@ -41,6 +41,7 @@ from convopt.grouping import (
     lower_graph,
 )
 from convopt.ir.groups import expand_groups
+from convopt.ir.layout import CHANNELS_LAST, boundary
 from convopt.ir.values import dims_of, static_shape
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, build_program
@@ -134,7 +135,7 @@ def optimize(
     compiler = _Compiler(
         model, options, cache, verify, check, tuple(skip), workspace_cap, tune, deterministic, after, progress
     )
-    given = extents_of(shapes or {})
+    given, layouts = extents_of(shapes or {}), boundary(model.graph)
     bound = _bound_shapes(model, given)
     programs = [compiler.compile(bound)] if bound is not None else []
     if bound is None and given:
@@ -144,8 +145,8 @@ def optimize(
         threads=threads,
         precision=precision,
         target=target,
-        inputs=[_info(v, given) for v in model.graph.inputs],
-        outputs=[_info(v, {}) for v in model.graph.outputs],
+        inputs=[_info(v, given, layout) for v, layout in zip(model.graph.inputs, layouts[0], strict=True)],
+        outputs=[_info(v, {}, layout) for v, layout in zip(model.graph.outputs, layouts[1], strict=True)],
         compile_shapes=compiler.compile,
         max_programs=max_programs,
     )
@@ -164,7 +165,7 @@ def _bound_shapes(model: ir.Model, given: Mapping[str, tuple[int, ...]]) -> dict
     return bound
 
 
-def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]]) -> TensorInfo:
+def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]], layout: str) -> TensorInfo:
     assert value.dtype is not None
     dtype = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
     shape = given.get(value.name or "")
@@ -172,12 +173,12 @@ def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]]) -> TensorInfo:
         if value.shape is None:
             return TensorInfo(value.name or "", dtype, None)
         dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
-        return TensorInfo(value.name or "", dtype, dims)
+        return TensorInfo(value.name or "", dtype, dims, layout == CHANNELS_LAST)
     declared = dims_of(value) or shape
     # What the caller fixed of a dynamic dim may still differ from call to call; an overridden one may not.
     names = [d if isinstance(d, int) else d.value for d in value.shape or shape]
     free = all(d is None or d == e for d, e in zip(declared, shape, strict=False))
-    return TensorInfo(value.name or "", dtype, tuple(names) if free else shape)
+    return TensorInfo(value.name or "", dtype, tuple(names) if free else shape, layout == CHANNELS_LAST)
 
 
 @dataclass

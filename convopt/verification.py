@@ -18,6 +18,7 @@ from convopt.passes.base import PassContext
 from convopt.passes.check import draw_inputs, relative_error, run_reference
 from convopt.runtime.execution import ContextPool
 from convopt.runtime.loaded import Loaded
+from convopt.runtime.signature import TensorInfo, as_array
 
 Array = np.ndarray[Any, Any]
 
@@ -188,7 +189,7 @@ def _error(expected: Array, found: Array) -> float:
 
 
 def _outputs(loaded: Loaded, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    arrays = [feeds[spec.name] for spec in loaded.program.inputs]
+    arrays = [as_array(TensorInfo.of(spec), feeds[spec.name]) for spec in loaded.program.inputs]
     results = ContextPool(1, 0).run(loaded, arrays)
     return {spec.name: array for spec, array in zip(loaded.program.outputs, results, strict=True)}
 

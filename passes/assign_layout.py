@@ -21,6 +21,7 @@ After::
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
@@ -29,11 +30,12 @@ import networkx as nx
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of, is_group, make_group
-from convopt.ir.layout import CHANNELS_LAST, ROW_MAJOR, has_choice, layout_of, set_layout
+from convopt.ir.layout import CHANNELS_LAST, ROW_MAJOR, boundary, has_choice, layout_of, set_layout
 from convopt.ir.values import attribute, constant, static_shape, unique_name
 from convopt.passes.base import Note, PassContext, PassReport
 
 _LAST, _ROW = "source", "sink"  # the cut's two sides
+_SIDES = {CHANNELS_LAST: _LAST, ROW_MAJOR: _ROW}
 _FIXED_LAST = frozenset({"Conv", "Pool", "Resize"})
 _FIXED_ROW = frozenset({"Empty", "Gemm", "Island"})
 
@@ -45,15 +47,18 @@ class AssignLayout:
     def run(self, model: ir.Model, context: PassContext) -> PassReport:
         graph = model.graph
         problem = _Cut()
+        inputs, outputs = boundary(graph)
+        for value, layout in zip(graph.inputs, inputs, strict=True):
+            problem.produced[value] = _SIDES[layout]
         for group in graph:
             problem.add_group(group)
-        for value in graph.outputs:
-            problem.demands[value].append(_ROW)
+        for value, layout in zip(graph.outputs, outputs, strict=True):
+            problem.demands[value].append(_SIDES[layout])
         problem.solve()
         for value, side in problem.produced.items():
             if has_choice(value):
                 set_layout(value, problem.layout(side))
-        notes = tuple(_insert_relayouts(graph, problem))
+        notes = tuple(_insert_relayouts(graph, problem, outputs))
         graph.sort()
         return PassReport(len(notes), notes)
 
@@ -98,10 +103,9 @@ class _Cut:
         if kind in _FIXED_ROW or not is_group(group):
             return _ROW, _ROW
         if kind == "Relayout":
-            sides = {CHANNELS_LAST: _LAST, ROW_MAJOR: _ROW}
             source = group.inputs[0]
             assert source is not None
-            return sides[layout_of(source)], sides[layout_of(group.outputs[0])]
+            return _SIDES[layout_of(source)], _SIDES[layout_of(group.outputs[0])]
         if kind == "View":
             before, after = static_shape(group.inputs[0]), static_shape(group.outputs[0])
             # Spatial dims may be merged and split in either order; anything else mixes channels and pixels.
@@ -151,7 +155,7 @@ def _bytes(value: ir.Value | None) -> int:
     return prod(static_shape(value) or (1,)) * max(1, value.dtype.bitwidth // 8)
 
 
-def _insert_relayouts(graph: ir.Graph, problem: _Cut) -> list[Note]:
+def _insert_relayouts(graph: ir.Graph, problem: _Cut, outputs: Sequence[str]) -> list[Note]:
     made: dict[tuple[ir.Value, str], ir.Value] = {}
     notes = []
 
@@ -179,11 +183,14 @@ def _insert_relayouts(graph: ir.Graph, problem: _Cut) -> list[Note]:
         value = group.inputs[index]
         assert value is not None
         group.replace_input_with(index, in_layout(value, problem.layout(side), group))
-    for index, value in enumerate(graph.outputs):
-        if has_choice(value) and layout_of(value) != ROW_MAJOR:
+    for index, (value, layout) in enumerate(zip(graph.outputs, outputs, strict=True)):
+        if has_choice(value) and layout_of(value) != layout:
             # The output keeps its name: the value before it gets a new one.
-            name, value.name = value.name, unique_name(graph, f"{value.name}_channels_last")
-            row = in_layout(value, ROW_MAJOR, None)
-            row.name = name
-            graph.outputs[index] = row
+            name, value.name = (
+                value.name,
+                unique_name(graph, f"{value.name}_{layout_of(value).replace('-', '_')}"),
+            )
+            copy = in_layout(value, layout, None)
+            copy.name = name
+            graph.outputs[index] = copy
     return notes

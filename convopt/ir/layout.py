@@ -6,6 +6,7 @@ two orders are the same memory (one channel, or one pixel) have no choice and ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from convopt.ir.values import static_shape
 ROW_MAJOR = "row-major"
 CHANNELS_LAST = "channels-last"
 _KEY = "convopt.layout"
+_BOUNDARY = ("convopt.inputs", "convopt.outputs")
 
 
 def layout_of(value: ir.Value) -> str:
@@ -26,6 +28,23 @@ def set_layout(value: ir.Value, layout: str) -> None:
         value.metadata_props.pop(_KEY, None)
     else:
         value.metadata_props[_KEY] = layout
+
+
+def set_boundary(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Says in which layouts the graph's inputs come and its outputs are wanted, each in order."""
+    for key, layouts in zip(_BOUNDARY, (inputs, outputs), strict=True):
+        graph.metadata_props[key] = ",".join(layouts)
+
+
+def boundary(graph: ir.Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The layouts of the graph's inputs and outputs; row-major where nothing is said."""
+    sides = (graph.inputs, graph.outputs)
+    return tuple(  # type: ignore[return-value]
+        tuple(graph.metadata_props[key].split(","))
+        if graph.metadata_props.get(key)
+        else (ROW_MAJOR,) * len(values)
+        for key, values in zip(_BOUNDARY, sides, strict=True)
+    )
 
 
 def has_choice(value: ir.Value) -> bool:

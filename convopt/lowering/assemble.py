@@ -12,6 +12,7 @@ import onnx_ir as ir
 from convopt.codegen.cache import symbol_of
 from convopt.codegen.device import DeviceCode
 from convopt.ir.groups import REFUSED, body_of
+from convopt.ir.layout import CHANNELS_LAST, has_choice, layout_of
 from convopt.ir.values import Array, constant, static_shape
 from convopt.lowering import arena
 from convopt.lowering.base import Constant, KernelCall, Temporary
@@ -207,7 +208,7 @@ def _spec(value: ir.Value) -> TensorSpec:
         dims = (-1,) if value.shape is None else value.shape
         shape = tuple(d if isinstance(d, int) else -1 for d in dims)
     name = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
-    return TensorSpec(value.name or "", name, shape)
+    return TensorSpec(value.name or "", name, shape, has_choice(value) and layout_of(value) == CHANNELS_LAST)
 
 
 def _itemsize(value: ir.Value) -> int:

@@ -39,7 +39,7 @@ from convopt.runtime.signature import TensorInfo
 if TYPE_CHECKING:
     from convopt.runtime.module import CompiledModule
 
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 MEMBER = re.compile(
     r"manifest\.json|code/[0-9a-f]{32}\.(?:so|zip)|weights/[0-9a-f]{32}\.bin|islands/[0-9a-f]{32}\.onnx"
@@ -102,8 +102,8 @@ def _contents(
         "threads": module.threads,
         "precision": module.precision,
         "target": module.target,
-        "inputs": [[info.name, info.dtype, info.shape] for info in module.inputs],
-        "outputs": [[info.name, info.dtype, info.shape] for info in module.outputs],
+        "inputs": list(map(_boundary, module.inputs)),
+        "outputs": list(map(_boundary, module.outputs)),
         "members": {name: len(data) for name, data in members.items()},
         "programs": entries,
     }
@@ -171,8 +171,8 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
             threads=manifest["threads"] if threads is None else threads,
             precision=manifest["precision"],
             target=manifest["target"],
-            inputs=[_info(*entry) for entry in manifest["inputs"]],
-            outputs=[_info(*entry) for entry in manifest["outputs"]],
+            inputs=list(map(_to_boundary, manifest["inputs"])),
+            outputs=list(map(_to_boundary, manifest["outputs"])),
         )
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
@@ -184,8 +184,13 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
         ) from error
 
 
-def _info(name: str, dtype: str, shape: list[int | str | None] | None) -> TensorInfo:
-    return TensorInfo(name, dtype, None if shape is None else tuple(shape))
+def _boundary(info: TensorInfo) -> list[Any]:
+    return [info.name, info.dtype, info.shape, info.channels_last]
+
+
+def _to_boundary(data: list[Any]) -> TensorInfo:
+    name, dtype, shape, channels_last = data
+    return TensorInfo(name, dtype, None if shape is None else tuple(shape), channels_last is True)
 
 
 def _program(entry: Mapping[str, Any], members: Mapping[str, Bytes]) -> Loaded:

@@ -59,9 +59,10 @@ class ExecutionContext:
             None if is_data_dependent(spec) else (spec.shape, numpy_dtype(spec.dtype), nbytes(spec))
             for spec in program.outputs
         ]
+        self._channels_last = [index for index, spec in enumerate(program.outputs) if spec.channels_last]
 
     def run(self, inputs: Sequence[Array], seconds: list[float] | None = None) -> list[Array]:
-        """The outputs, in fresh arrays. `inputs` are contiguous, aligned and of the Program's shapes.
+        """The outputs, in fresh arrays. `inputs` are as `as_array` makes them, of the Program's shapes.
 
         seconds: gets the time of each step, in the Program's order.
         """
@@ -84,7 +85,21 @@ class ExecutionContext:
                 times = np.empty(segment[1] - segment[0] + 1, np.int64)
                 self.loaded.run(self._pool, *segment, bases, address(times))
                 seconds.extend(np.diff(times) * 1e-9)
+        for index in self._channels_last:
+            array = outputs[index]
+            outputs[index] = np.moveaxis(
+                array.reshape(array.shape[0], *array.shape[2:], array.shape[1]), -1, 1
+            )
         return outputs
+
+    def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Like `run`, over the memory at these addresses, for a Program without islands."""
+        bases = self._bases
+        for index, pointer in enumerate((*inputs, *outputs), 2):
+            bases[index] = pointer
+        for segment in self.loaded.segments:
+            assert not isinstance(segment, IslandStep), "onnxruntime takes arrays"
+            self.loaded.run(self._pool, *segment, bases, None)
 
     def _run_island(self, step: IslandStep, inputs: Sequence[Array], outputs: list[Any]) -> None:
         threads = 1 if self.loaded.program.meta.get("deterministic") else self.threads
@@ -156,6 +171,14 @@ class ContextPool:
             if not isinstance(context, DeviceContext):
                 raise InputError("the inputs are on a device, and the module was compiled for the CPU")
             return context.run_on_device(inputs)
+        finally:
+            self._give(context)
+
+    def run_at(self, loaded: LoadedProgram, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        context = self._take(loaded)
+        assert isinstance(context, ExecutionContext)
+        try:
+            context.run_at(inputs, outputs)
         finally:
             self._give(context)
 

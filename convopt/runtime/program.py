@@ -26,8 +26,9 @@ class Address:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor at the module's boundary or an island's: row-major, contiguous.
+    """A tensor at the module's boundary or an island's: contiguous, row-major unless `channels_last`.
 
+    channels_last: dim 1 lies innermost in memory: N, spatial..., C. The shape is still N, C, spatial...
     dtype: the name in numpy or ml_dtypes, or "string". A dim of -1 is known once an island has made the
     tensor (NonZero and the like): an output, addressed as such by that island and by later ones that read it.
     """
@@ -35,6 +36,7 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def from_json(data: Any) -> Program:
 
 
 def _spec(spec: TensorSpec) -> list[Any]:
-    return [spec.name, spec.dtype, list(spec.shape)]
+    return [spec.name, spec.dtype, list(spec.shape), spec.channels_last]
 
 
 def _place(place: Address) -> list[Any]:
@@ -99,8 +99,8 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 
 def _to_spec(data: Any) -> TensorSpec:
-    name, dtype, shape = data
-    return TensorSpec(_text(name), _text(dtype), tuple(map(_integer, shape)))
+    name, dtype, shape, channels_last = data
+    return TensorSpec(_text(name), _text(dtype), tuple(map(_integer, shape)), channels_last is True)
 
 
 def _to_place(data: Any) -> Address:

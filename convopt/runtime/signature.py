@@ -26,10 +26,12 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int | str | None, ...] | None
+    channels_last: bool = False  # as of TensorSpec
 
     @classmethod
     def of(cls, spec: TensorSpec) -> TensorInfo:
-        return cls(spec.name, spec.dtype, tuple(None if extent < 0 else extent for extent in spec.shape))
+        shape = tuple(None if extent < 0 else extent for extent in spec.shape)
+        return cls(spec.name, spec.dtype, shape, spec.channels_last)
 
     @property
     def dims(self) -> str:
@@ -63,7 +65,7 @@ def gather(
 
 
 def as_array(info: TensorInfo, value: Any) -> Array:
-    """The argument as an aligned, contiguous array of the declared dtype and rank, copied only if need be.
+    """The argument, aligned, contiguous in the declared order of dims, copied only if need be.
 
     InputError names the input, what was expected and what came.
     """
@@ -75,6 +77,12 @@ def as_array(info: TensorInfo, value: Any) -> Array:
         raise InputError(
             f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got shape {array.shape}"
         )
+    if info.channels_last:
+        return np.moveaxis(_contiguous(np.moveaxis(array, 1, -1)), -1, 1)
+    return _contiguous(array)
+
+
+def _contiguous(array: Array) -> Array:
     flags = array.flags
     if flags.c_contiguous and flags.aligned:
         return array
