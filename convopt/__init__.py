@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from convopt.compiler import optimize as optimize
+    from convopt.interface import optimize as optimize
     from convopt.runtime.artifact import load as load
 
-_HOMES = {"optimize": "convopt.compiler", "load": "convopt.runtime.artifact"}
+_HOMES = {"optimize": "convopt.interface", "load": "convopt.runtime.artifact"}
 
 
 def __getattr__(name: str) -> Any:

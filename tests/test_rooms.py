@@ -48,6 +48,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "verification",
         }
     ),
+    "torch_backend": frozenset({"frontends", "ir", "passes", "runtime", "verification"}),
+    "interface": frozenset({"compiler", "runtime", "torch_backend"}),
     "report": frozenset({"runtime"}),
     "bench": frozenset({"codegen", "frontends", "ir", "passes", "runtime", "schedules", "targets"}),
     "cli": frozenset(
@@ -72,7 +74,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
 }
 # The package itself (`import convopt`) is the public interface: the faces use it.
-MAY_IMPORT_PACKAGE = frozenset({"bench", "cli"})
+MAY_IMPORT_PACKAGE = frozenset({"bench", "cli", "torch_backend"})
 
 
 def _files(*folders: str) -> list[Path]:

@@ -1,0 +1,213 @@
+"""Pooling and reductions.
+
+Window positions are torch's: with ceil_mode a last window counts if it begins inside the input or its left
+padding. They are written as explicit end pads, which may be less than those given where windows end early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from convopt.frontends.torch.builder import Builder, Missing, Operand, Tensor, Untranslatable
+
+aten = torch.ops.aten
+MOST_WINDOWS = 64  # of one axis of an adaptive pool whose windows differ: each is a node
+
+
+def _all(values: Sequence[int], rank: int) -> list[int]:
+    return [*values] * (rank if len(values) == 1 else 1)
+
+
+def _end_pads(
+    b: Builder, x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> list[int]:
+    """What makes exactly as many windows as torch has; 0 where the last window ends inside."""
+    rank = len(kernel)
+    reach = [
+        (o - 1) * s + d * (k - 1) + 1
+        for o, s, d, k in zip(b.shape[-rank:], stride, dilation, kernel, strict=True)
+    ]
+    return [max(0, r - extent - p) for r, extent, p in zip(reach, x.shape[-rank:], padding, strict=True)]
+
+
+def _batched(b: Builder, x: Tensor, rank: int) -> Operand:
+    """With a batch of one where there is none."""
+    return x if x.rank == rank + 2 else b.reshape(x, (1, *x.shape))
+
+
+def _max_pool(rank: int) -> Callable[..., Any]:
+    def translate(
+        b: Builder,
+        self: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Any:
+        del ceil_mode  # the result's shape tells
+        kernel, pads, dilations = (_all(v, rank) for v in (kernel_size, padding, dilation))
+        strides = _all(stride or kernel, rank)
+        end = _end_pads(b, self, kernel, strides, pads, dilations)
+        made = b.op(
+            "MaxPool", _batched(b, self, rank), kernel_shape=kernel, strides=strides,
+            dilations=dilations, pads=[*pads, *end],
+        )  # fmt: skip
+        return _as_given(b, made, self, rank), Missing("the indices of the maxima")
+
+    return translate
+
+
+def _as_given(b: Builder, made: Operand, x: Tensor, rank: int) -> Any:
+    return made if x.rank == rank + 2 else b.reshape(made, b.shape)
+
+
+def _avg_pool(rank: int) -> Callable[..., Any]:
+    def translate(
+        b: Builder,
+        self: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        del ceil_mode
+        kernel, pads = (_all(v, rank) for v in (kernel_size, padding))
+        strides = _all(stride or kernel, rank)
+        end = _end_pads(b, self, kernel, strides, pads, [1] * rank)
+        x = _batched(b, self, rank)
+
+        def pool(x: Operand, begin: list[int], end: list[int], include: bool) -> Any:
+            return b.op(
+                "AveragePool", x, kernel_shape=kernel, strides=strides, pads=[*begin, *end],
+                count_include_pad=int(include),
+            )  # fmt: skip
+
+        if divisor_override is not None:
+            if divisor_override == 0:
+                raise Untranslatable("a divisor of 0")
+            made = b.op("Mul", pool(x, pads, end, True), prod(kernel) / divisor_override)
+        elif count_include_pad and any(e > p for e, p in zip(end, pads, strict=True)):
+            # What ceil_mode adds beyond the padding doesn't count, the padding does.
+            if any(pads):
+                x = b.op("Pad", x, [0, 0, *pads] * 2)
+            made = pool(x, [0] * rank, [max(0, e - p) for e, p in zip(end, pads, strict=True)], False)
+        else:
+            made = pool(x, pads, end, count_include_pad)
+        return _as_given(b, made, self, rank)
+
+    return translate
+
+
+def _adaptive(rank: int, maximum: bool) -> Callable[..., Any]:
+    def translate(b: Builder, self: Tensor, output_size: Sequence[int]) -> Any:
+        outputs, extents = _all(output_size, rank), self.shape[-rank:]
+        x = _batched(b, self, rank)
+        if all(extent % o == 0 for extent, o in zip(extents, outputs, strict=True)):
+            kernel = [extent // o for extent, o in zip(extents, outputs, strict=True)]
+            if set(outputs) == {1}:
+                made = b.op("GlobalMaxPool" if maximum else "GlobalAveragePool", x)
+            else:
+                pool = "MaxPool" if maximum else "AveragePool"
+                made = b.op(pool, x, kernel_shape=kernel, strides=kernel)
+        else:
+            made = _windows(b, x, extents, outputs, "ReduceMax" if maximum else "ReduceMean")
+        made = _as_given(b, made, self, rank)
+        return (made, Missing("the indices of the maxima")) if maximum else made
+
+    return translate
+
+
+def _windows(b: Builder, x: Operand, extents: Sequence[int], outputs: Sequence[int], reduce: str) -> Any:
+    """Axis after axis, window o from floor(o n / m) to ceil((o + 1) n / m), n inputs and m outputs."""
+    for axis, (n, m) in enumerate(zip(extents, outputs, strict=True), 2):
+        if n == m:
+            continue
+        if m > MOST_WINDOWS:
+            raise Untranslatable(f"{m} windows of different extents")
+        parts = []
+        for o in range(m):
+            first, end = o * n // m, -(-(o + 1) * n // m)
+            part = b.op("Slice", x, [first], [end], [axis])
+            parts.append(b.op(reduce, part, [axis], keepdims=1))
+        x = b.op("Concat", *parts, axis=axis)
+    return x
+
+
+def _reduce(op_type: str) -> Callable[..., Any]:
+    def translate(
+        b: Builder,
+        self: Tensor,
+        dim: Sequence[int] | None = None,
+        keepdim: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        del dtype  # the result's type tells
+        if self.dtype == torch.bool:
+            raise Untranslatable("a reduction of truth values")
+        if self.rank == 0:
+            return self
+        axes = sorted(d % self.rank for d in dim) if dim else [*range(self.rank)]
+        return b.op(op_type, self, axes, keepdims=int(keepdim))
+
+    return translate
+
+
+def variance(
+    b: Builder,
+    self: Tensor,
+    dim: Sequence[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """The mean of the squared distances from the mean, divided by n - correction instead of n."""
+    axes = sorted(d % self.rank for d in dim) if dim else [*range(self.rank)]
+    count = prod(self.shape[a] for a in axes)
+    free = count - (1 if correction is None else correction)
+    if free <= 0:
+        raise Untranslatable("a variance of too few elements")
+    mean = b.op("ReduceMean", self, axes, keepdims=1)
+    distance = b.op("Sub", self, mean)
+    made = b.op("ReduceMean", b.op("Mul", distance, distance), axes, keepdims=int(keepdim))
+    return made if free == count else b.op("Mul", made, count / free)
+
+
+def deviation(b: Builder, self: Tensor, **how: Any) -> Any:
+    return b.op("Sqrt", variance(b, self, **how))
+
+
+def _argument_free(op_type: str) -> Callable[..., Any]:
+    """max.dim and min.dim, whose second result are indices."""
+
+    def translate(b: Builder, self: Tensor, dim: int, keepdim: bool = False) -> Any:
+        return b.op(op_type, self, [dim % self.rank], keepdims=int(keepdim)), Missing("indices")
+
+    return translate
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    aten.max_pool2d_with_indices.default: _max_pool(2),
+    aten.max_pool3d_with_indices.default: _max_pool(3),
+    aten.avg_pool2d.default: _avg_pool(2),
+    aten.avg_pool3d.default: _avg_pool(3),
+    aten._adaptive_avg_pool2d.default: _adaptive(2, maximum=False),
+    aten._adaptive_avg_pool3d.default: _adaptive(3, maximum=False),
+    aten.adaptive_max_pool2d.default: _adaptive(2, maximum=True),
+    aten.adaptive_max_pool3d.default: _adaptive(3, maximum=True),
+    aten.mean.default: _reduce("ReduceMean"),
+    aten.mean.dim: _reduce("ReduceMean"),
+    aten.sum.default: _reduce("ReduceSum"),
+    aten.sum.dim_IntList: _reduce("ReduceSum"),
+    aten.amax.default: _reduce("ReduceMax"),
+    aten.amin.default: _reduce("ReduceMin"),
+    aten.max.dim: _argument_free("ReduceMax"),
+    aten.min.dim: _argument_free("ReduceMin"),
+    aten.var.correction: variance,
+    aten.std.correction: deviation,
+}

@@ -1,0 +1,71 @@
+"""The backend of torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+
+from convopt.errors import InputError
+from convopt.torch_backend.decompositions import whole_upsampling
+from convopt.torch_backend.graph import TorchGraph
+from convopt.torch_backend.settings import Settings
+
+
+def compile_graph(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Callable[..., Any]:
+    """The graph, to be called with tensors; what it needs of gradients is torch's.
+
+    options: see `Settings`. Raises InputError for an option that there is not, and for tensors on a device
+    that the target doesn't have.
+    """
+    if mode := how.pop("mode", None):
+        raise InputError(f"mode {mode!r}: convopt has no modes; expected options={{...}}")
+    settings = Settings.of(options)
+    for tensor in (*example_inputs, *module.parameters(), *module.buffers()):
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+            raise InputError(
+                f"a tensor on {tensor.device}, the target is {settings.target!r}: expected tensors on the CPU"
+            )
+
+    def forward(graph: GraphModule, inputs: Sequence[Any]) -> Any:
+        return _boxed(TorchGraph(graph, _parameters(), settings))
+
+    def backward(graph: GraphModule, inputs: Sequence[Any]) -> Any:
+        return _boxed(lambda args: graph(*args))
+
+    compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)
+    with whole_upsampling():
+        compiled: Callable[..., Any] = compiler(module, example_inputs)
+    return compiled
+
+
+def _boxed(call: Callable[[Sequence[Any]], Any]) -> Any:
+    """In AOTAutograd's convention: the arguments come in a list that is the callee's to empty."""
+
+    def run(args: list[Any]) -> Any:
+        given = list(args)
+        args.clear()
+        return call(given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _parameters() -> list[int]:
+    """Which arguments of the graph being compiled are parameters or buffers that it doesn't change itself."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    changed = {i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata}
+    return [i for i in metadata.static_input_indices if i not in changed]

@@ -1,0 +1,47 @@
+"""Where each operator of a torch graph runs, and why."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from convopt.runtime.program import Placement
+
+logger = logging.getLogger("convopt.torch")
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One graph, compiled for one set of input shapes.
+
+    placement: every ATen operator: "compiled", "view" (costs nothing, torch does it), "folded" (computed
+    beforehand) or "fallback" (stays in torch, `detail` says why). parts: how many compiled parts it was cut
+    into. placements: those of the parts' own operators, as `CompiledModule.placement` has them.
+    """
+
+    placement: tuple[Placement, ...]
+    parts: int
+    placements: tuple[tuple[Placement, ...], ...] = ()
+
+    @property
+    def fallbacks(self) -> tuple[Placement, ...]:
+        return tuple(place for place in self.placement if place.where == "fallback")
+
+    def summary(self) -> str:
+        """One line, then one for each operator that stays in torch."""
+        counts = Counter(place.where for place in self.placement)
+        text = ", ".join(f"{counts[where]} {where}" for where in ("compiled", "view", "folded", "fallback"))
+        lines = [f"{len(self.placement)} ATen operators in {self.parts} compiled parts: {text}"]
+        lines += [f"  stays in torch: {p.op} {p.node}: {p.detail}" for p in self.fallbacks]
+        return "\n".join(lines)
+
+    def log(self) -> None:
+        """A line that is shown by default where anything stays in torch; the reasons as information."""
+        if self.fallbacks:
+            ops = Counter(place.op for place in self.fallbacks)
+            text = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in ops.most_common())
+            logger.warning(
+                "%d of %d operators stay in torch: %s", len(self.fallbacks), len(self.placement), text
+            )
+        logger.info("%s", self.summary())
