@@ -204,7 +204,7 @@ def test_symbolic_links_and_compressed_members_are_refused(saved: Path) -> None:
         ({"programs": "no"}, "makes no sense"),
         ({"programs": []}, "makes no sense"),
         ({"inputs": [["x", "float32"]]}, "makes no sense"),
-        ({"outputs": [["y", "float32", [1]]] * 2}, "another number of inputs or outputs"),
+        ({"outputs": [["y", "float32", [1], False]] * 2}, "another number of inputs or outputs"),
         ({"requires": {"system": "plan9", "machine": "mips", "cpu_flags": []}}, "compiled for plan9 on mips"),
     ],
 )
