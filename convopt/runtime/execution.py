@@ -174,7 +174,7 @@ class ContextPool:
         finally:
             self._give(context)
 
-    def run_at(self, loaded: LoadedProgram, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def run_at(self, loaded: Loaded, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         context = self._take(loaded)
         assert isinstance(context, ExecutionContext)
         try:
