@@ -1,5 +1,6 @@
 # The commands of a day's work. Debian, Python 3.11 or newer, make and gcc are enough; pip fetches the rest, and
-# apt-get (for root) the OpenCL device and the AMD compiler's parts that the tests of GPU kernels run on.
+# apt-get (for root) what the tests of GPU kernels run on (an OpenCL device, the AMD compiler's parts) and those
+# of AArch64 kernels (a cross compiler, qemu).
 #
 #   make demo        two real models, optimized, checked and timed beside onnxruntime
 #   make test        the tests, without those that take minutes
@@ -10,7 +11,8 @@
 
 PYTHON ?= python3
 VENV := .venv
-PACKAGES := pocl-opencl-icd oclgrind rocm-device-libs lld-19
+PACKAGES := pocl-opencl-icd oclgrind rocm-device-libs lld-19 \
+  qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest -n 2 -rs
@@ -60,7 +62,7 @@ $(VENV)/.installed-packages: | $(VENV)/bin/pip
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends --yes \
 	    $$missing >/dev/null && touch $@; \
-	else echo "make: for the tests of GPU kernels: apt-get install" $$missing; fi
+	else echo "make: for the tests of GPU and AArch64 kernels: apt-get install" $$missing; fi
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -38,12 +38,15 @@ def _missing(mark: str) -> str | None:
     from convopt.codegen import cuda, rocm
     from convopt.errors import ConvoptError
     from convopt.runtime.device import open_device
+    from tests import cross_kernels
 
     try:
         if mark == "opencl":
             open_device("opencl")
         elif mark == "gpu":
             open_device("cuda")
+        elif mark == "aarch64":
+            return cross_kernels.missing()
         elif mark == "compilers":
             rocm.library_folder()
             rocm.find_lld()
@@ -55,7 +58,7 @@ def _missing(mark: str) -> str | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that need a device or a compiler are skipped without it; in the CI only a GPU may be missing."""
-    for mark in ("opencl", "compilers", "gpu"):
+    for mark in ("aarch64", "opencl", "compilers", "gpu"):
         if item.get_closest_marker(mark) is None or (reason := _missing(mark)) is None:
             continue
         if os.environ.get("CI") and mark != "gpu":

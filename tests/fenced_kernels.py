@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name from then on
 import numpy as np
 
 from convopt.codegen.cache import KernelCache, symbol_of
