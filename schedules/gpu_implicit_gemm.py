@@ -21,6 +21,7 @@ import numpy as np
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.conv_problem import Array, ConvProblem
+from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.gpu_gemm_space import forms, shapes
 from convopt.schedules.primitives.matrix_tile import MatrixTile
 from convopt.schedules.primitives.occupancy import Launch
@@ -115,7 +116,10 @@ class ImplicitGemm:
         """The shared tiles of A and B."""
         threads = self.math(problem).threads
         size = ITEMSIZE[problem.x.dtype]
-        widths = (access_width(problem.x, 5, self.vector), self.vector // size or 1)
+        b_width = self.vector // size or 1
+        if isinstance(problem, GemmProblem):
+            b_width = access_width(problem.b, 2, self.vector)
+        widths = (access_width(problem.x, 5, self.vector), b_width)
         a, b = (
             SharedTile(rows, self.block_k, pad, min(width, self.block_k), down, threads)
             for rows, pad, width, down in zip(
@@ -148,7 +152,8 @@ class ImplicitGemm:
 
     def operands(self, problem: ConvProblem, target: GpuTarget) -> tuple[TensorView, ...]:
         """The views of p0, p1, ...: x, packed weights, [bias], others..., [workspace], y."""
-        weight = TensorView((1,), (1,), problem.x.dtype)
+        packed = TensorView((1,), (1,), problem.x.dtype)
+        weight = problem.b if isinstance(problem, GemmProblem) else packed
         bias = (TensorView((1,), (1,), "float32"),) if problem.bias else ()
         elements = self.workspace_bytes(problem, target) // 4
         workspace = (workspace_view(elements),) if elements else ()
@@ -177,6 +182,8 @@ class ImplicitGemm:
         return order.tiles_n * self.block_n, parts.tiles * self.block_k
 
     def why_not(self, problem: ConvProblem, target: GpuTarget) -> str | None:
+        if isinstance(problem, GemmProblem) and problem.b.dtype != problem.x.dtype:
+            return f"{problem.x.dtype} by {problem.b.dtype}"
         if problem.x.dtype not in DTYPES or problem.y.dtype not in DTYPES:
             return f"{problem.x.dtype} to {problem.y.dtype}"
         if self.block_m % self.part_m or self.block_n % self.part_n:
@@ -267,7 +274,13 @@ class ImplicitGemm:
             TileEpilogue,
             operands_of,
         )
-        from convopt.schedules.primitives.gpu_sources import ImageRows, PackedRows, TileLoader
+        from convopt.schedules.primitives.gpu_sources import (
+            ImageRows,
+            MatrixRows,
+            PackedRows,
+            Source,
+            TileLoader,
+        )
 
         math, (tile_a, tile_b), order = self.math(problem), self.tiles(problem), self.order(problem)
         parts, (features, reduction) = self.parts(problem), self._padded(problem)
@@ -285,7 +298,11 @@ class ImplicitGemm:
             with gpu_emit.when(inside):
                 first_m, first_n = row * self.block_m, column * self.block_n
                 a = TileLoader(tile_a, ImageRows(problem, x, group, self.block_k, exact[0]), thread, first_m)
-                b = TileLoader(tile_b, PackedRows(weight, dtype, group, features, reduction), thread, first_n)
+                rows: Source = PackedRows(weight, dtype, group, features, reduction)
+                if isinstance(problem, GemmProblem):
+                    whole = (exact[1], problem.channels % self.block_k == 0)
+                    rows = MatrixRows(weight, problem.b, group, whole)
+                b = TileLoader(tile_b, rows, thread, first_n)
                 sums = math.emit(target, pool, dtype, thread, (tile_a, tile_b))
                 begin, count = parts.range(body.block[2])
                 base_b = self.stages * tile_a.elements

@@ -123,18 +123,20 @@ class MatrixRows:
         """exact: whether all rows, and all positions of the reduction, exist."""
         self.buffer, self.view, self.dtype, self.exact = buffer, view, view.dtype, exact
         self.start = group * view.strides[0] if view.shape[0] > 1 else 0
-        self.rows: list[Any] = []
+        self.rows: list[tuple[Any, Any]] = []
 
     def enter(self, rows: Sequence[Any], unit: int) -> None:
-        self.rows = [hold(row) for row in rows]
+        for row in rows:
+            offset = hold_multiple(self.start + row * self.view.strides[1], unit)
+            self.rows.append((offset, None if self.exact[0] else row < self.view.shape[1]))
 
     def at(self, slot: int, k: Any) -> tuple[Any, Any]:
-        row, conditions = self.rows[slot], []
-        if not self.exact[0]:
-            conditions.append(row < self.view.shape[1])
+        (row, inside), conditions = self.rows[slot], []
+        if inside is not None:
+            conditions.append(inside)
         if not self.exact[1]:
             conditions.append(k < self.view.shape[2])
-        return self.start + row * self.view.strides[1] + k * self.view.strides[2], all_of(conditions)
+        return row + k * self.view.strides[2], all_of(conditions)
 
 
 class TileLoader:
