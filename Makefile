@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-PACKAGES := pocl-opencl-icd oclgrind rocm-device-libs lld-19 \
+PACKAGES := pocl-opencl-icd oclgrind rocm-device-libs lld-19 hipcc libamdhip64-dev clang-19 \
   qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 RUN := $(VENV)/bin/python

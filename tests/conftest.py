@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,11 @@ def _missing(mark: str) -> str | None:
             rocm.library_folder()
             rocm.find_lld()
             return None if cuda.find_nvcc() else cuda.MISSING
+        elif mark == "hip":
+            tools = {"hipcc": "hipcc", "clang++-19": "clang-19", "g++": "g++"}
+            missing = [package for tool, package in tools.items() if not shutil.which(tool)]
+            missing += [] if Path("/usr/include/hip/hip_runtime.h").is_file() else ["libamdhip64-dev"]
+            return f"apt-get install {' '.join(missing)}" if missing else None
     except ConvoptError as error:
         return str(error)
     return None
@@ -58,7 +64,7 @@ def _missing(mark: str) -> str | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that need a device or a compiler are skipped without it; in the CI only a GPU may be missing."""
-    for mark in ("aarch64", "opencl", "compilers", "gpu"):
+    for mark in ("aarch64", "opencl", "compilers", "hip", "gpu"):
         if item.get_closest_marker(mark) is None or (reason := _missing(mark)) is None:
             continue
         if os.environ.get("CI") and mark != "gpu":

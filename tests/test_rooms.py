@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "analysis": frozenset({"ir", "targets"}),
     "schedules": frozenset({"targets"}),
     "selection": frozenset({"schedules", "targets"}),
-    "codegen": frozenset({"schedules", "targets"}),
+    "codegen": frozenset({"runtime", "schedules", "targets"}),
     "lowering": frozenset({"codegen", "ir", "runtime", "schedules", "selection", "targets"}),
     "tuning": frozenset({"codegen", "lowering", "runtime", "schedules", "selection", "targets"}),
     "passes": frozenset({"analysis", "ir", "lowering", "selection", "sessions", "targets"}),

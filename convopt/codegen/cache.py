@@ -16,20 +16,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from convopt.runtime.folders import cache_folder
 from convopt.targets import CpuTarget, GpuTarget
 
 _DIGEST = hashlib.sha256().digest_size
 _LIMIT_BYTES = 1 << 30
 # The files that turn a schedule's functions into code.
-GENERATORS = ("cpu", "cuda", "device", "device_lowering", "opencl", "rocm")
-
-
-def default_folder() -> Path:
-    """$CONVOPT_CACHE, or convopt in the user's cache folder (XDG)."""
-    if explicit := os.environ.get("CONVOPT_CACHE"):
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "convopt"
+GENERATORS = (
+    "cpu", "cuda", "device", "device_lowering", "hip", "hip_prelude", "hip_printer", "opencl", "rocm",
+)  # fmt: skip
 
 
 @cache
@@ -59,7 +54,7 @@ class KernelCache:
     """Object files by key under `folder`/kernels."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        self.root = Path(folder or default_folder())
+        self.root = Path(folder or cache_folder())
         self.folder = self.root / "kernels"
 
     def _path(self, key: str) -> Path:

@@ -18,7 +18,7 @@ from convopt.errors import CompileError
 from convopt.targets import CpuTarget, GpuTarget
 
 Extents = tuple[int, int, int]
-GENERATORS = ("cuda", "opencl", "rocm")  # a module here each, by the target's kind
+GENERATORS = ("cuda", "hip", "opencl", "rocm")  # a module here each, by the target's kind
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def device_code(functions: Sequence[Any], target: GpuTarget) -> DeviceCode:
     if target.kind not in GENERATORS:
         raise CompileError(f"no code generator for {target.name}")
     generator = importlib.import_module(f"convopt.codegen.{target.kind}")
-    code: DeviceCode = generator.generate(lower(functions, generator.tvm_target(target)), target)
+    # HIP source is read by people: its loops stay loops, and its compiler unrolls them.
+    lowered = lower(functions, generator.tvm_target(target), unroll=target.kind != "hip")
+    code: DeviceCode = generator.generate(lowered, target)
     return code
 
 

@@ -20,8 +20,10 @@ from convopt.errors import CompileError
 _AXES = ("x", "y", "z")
 
 
-def lower(functions: Sequence[Any], target: Any) -> LoweredKernels:
-    """CompileError: a grid or a shared buffer whose size is not constant."""
+def lower(functions: Sequence[Any], target: Any, unroll: bool = True) -> LoweredKernels:
+    """unroll: False leaves loops marked to be unrolled to the compiler.
+
+    CompileError: a grid or a shared buffer whose size is not constant."""
     t = tirx.transform
     passes = tvm.transform.Sequential(
         [
@@ -29,7 +31,7 @@ def lower(functions: Sequence[Any], target: Any) -> LoweredKernels:
             t.StmtSimplify(),
             t.NarrowDataType(32),
             t.VectorizeLoop(True),
-            t.UnrollLoop(),
+            *([t.UnrollLoop()] if unroll else []),
             t.StmtSimplify(),
             t.LowerIntrin(),
         ]

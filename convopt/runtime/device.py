@@ -7,9 +7,9 @@ know no pointers. A driver's calls are ordered as on one stream; only `read`, `s
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from convopt.errors import ExecutionError
 from convopt.runtime.memory import Bytes
@@ -19,7 +19,12 @@ Memory = Any
 DevicePointer = tuple[Memory, int]
 
 # kind of target -> the driver's module here and its class
-DRIVERS = {"cuda": ("cuda_device", "CudaDevice"), "opencl": ("opencl_device", "OpenClDevice")}
+DRIVERS = {
+    "cuda": ("cuda_device", "CudaDevice"),
+    "hip": ("hip_device", "HipDevice"),
+    "opencl": ("opencl_device", "OpenClDevice"),
+    "rocm": ("hip_device", "HipDevice"),
+}
 
 
 class Device(Protocol):
@@ -70,6 +75,15 @@ class Device(Protocol):
 
     def time(self, work: Callable[[], None]) -> float:
         """Seconds that the device takes for what `work` asks for, from the end of what came before."""
+        ...
+
+
+@runtime_checkable
+class Compiling(Protocol):
+    """A device whose `load` may have to compile."""
+
+    def prepare(self, binaries: Collection[bytes]) -> None:
+        """Compiles all of them at once, so that `load` finds them done. Errors as of `load`."""
         ...
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from convopt.errors import ArtifactError, ExecutionError
 from convopt.runtime import forks
-from convopt.runtime.device import Device, DevicePointer, Memory, open_device
+from convopt.runtime.device import Compiling, Device, DevicePointer, Memory, open_device
 from convopt.runtime.device_arrays import DeviceArray, current_stream, empty_like
 from convopt.runtime.loaded import Loaded, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import Bytes, empty
@@ -77,6 +77,8 @@ class DeviceProgram(Loaded):
                 weights = device.allocate(self.weights.nbytes)
                 device.write(weights, 0, self.weights)
                 device.synchronise()
+                if isinstance(device, Compiling):
+                    device.prepare(self._binaries.values())
                 self._resident = weights, {name: device.load(b) for name, b in self._binaries.items()}
             return self._resident
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from convopt.codegen.cache import KernelCache, default_folder, kernel_key, symbol_of
+from convopt.codegen.cache import KernelCache, kernel_key, symbol_of
 from convopt.codegen.workers import KernelSource, compile_kernels
+from convopt.runtime.folders import cache_folder
 from convopt.schedules.base import row_major
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
 from convopt.targets import host_cpu
@@ -98,12 +99,12 @@ def test_prune_takes_the_least_recently_used(tmp_path: Path) -> None:
 
 def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CONVOPT_CACHE", str(tmp_path))
-    assert default_folder() == tmp_path
+    assert cache_folder() == tmp_path
     monkeypatch.delenv("CONVOPT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_folder() == Path("/somewhere/convopt")
+    assert cache_folder() == Path("/somewhere/convopt")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_folder() == Path.home() / ".cache" / "convopt"
+    assert cache_folder() == Path.home() / ".cache" / "convopt"
 
 
 def test_keys_tell_kernels_apart() -> None:
