@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import operator
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -64,8 +65,21 @@ def check_choices(
         raise InputError(f"check is {check!r}; expected each-pass or nothing")
     if algorithm not in ("auto", "direct", "im2col"):
         raise InputError(f"algorithm is {algorithm!r}; expected auto, direct or im2col")
+    if isinstance(verify, Mapping) and not all(isinstance(a, np.ndarray) for a in verify.values()):
+        raise InputError("verify has a value that is no numpy array; expected arrays by input name")
     if isinstance(skip, str):
         raise InputError(f"skip is the text {skip!r}; expected a list of passes' names")
+    if not isinstance(skip, Collection) or not all(isinstance(name, str) for name in skip):
+        raise InputError(f"skip is {skip!r}; expected a list of passes' names")
+
+
+def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path | None:
+    """None: the default one. InputError: no path."""
+    if cache_dir is None:
+        return None
+    if not isinstance(cache_dir, str | os.PathLike) or "\0" in os.fspath(cache_dir):
+        raise InputError(f"cache_dir is {cache_dir!r}; expected the path of a folder")
+    return Path(cache_dir)
 
 
 def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuTarget) -> Precision:
@@ -84,7 +98,7 @@ def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuT
 
 def extents_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     try:
-        return {name: tuple(int(extent) for extent in extents) for name, extents in shapes.items()}
+        return {name: tuple(operator.index(extent) for extent in extents) for name, extents in shapes.items()}
     except (AttributeError, TypeError, ValueError):
         raise InputError(
             f"shapes is {shapes!r}; expected integers by input name, as in {{'x': (1, 3, 224, 224)}}"

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +26,7 @@ from convopt.arguments import (
     check_count,
     extents_of,
     find_target,
+    folder_of,
     precision_of,
     usable_target,
 )
@@ -118,7 +118,8 @@ def optimize(
     """
     threads = usable_cores() if threads is None else threads
     check_choices(precision, verify, check, skip, algorithm)
-    found = usable_target(find_target(target), precision)
+    found = find_target(target)
+    without(GRAPH_PASSES, skip)  # unknown names are said now, not at the first call
     stored = precision_of(precision, keep_fp32, found)
     check_count("threads", threads, MOST_THREADS)
     check_count("im2col_cap", im2col_cap)
@@ -126,7 +127,7 @@ def optimize(
     if workspace_cap is not None:
         check_count("workspace_cap", workspace_cap)
     model = load_model(source)
-    cache = KernelCache(None if cache_dir is None else Path(cache_dir))
+    cache = KernelCache(folder_of(cache_dir))
     if tune is not None and (deterministic or algorithm != "auto"):
         raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
     if tune is not None and target != "cpu":

@@ -99,6 +99,8 @@ class FoldConstants:
             return None
         if any(v.type is not None and not isinstance(v.type, ir.TensorType) for v in node.outputs):
             return None  # sequences are no constants
+        if any(v.dtype == ir.DataType.STRING for v in node.outputs):
+            return None  # nothing that is compiled depends on one
         try:
             return evaluate(node, [constant(v) for v in node.inputs], opsets)
         except NotComputable as error:
@@ -152,7 +154,9 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 def _nbytes(value: ir.Value) -> int | None:
     shape = static_shape(value)
-    return None if shape is None or value.dtype is None else prod(shape) * value.dtype.bitwidth // 8
+    if shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+        return None
+    return prod(shape) * value.dtype.bitwidth // 8
 
 
 def _shape_of(node: ir.Node) -> list[Array] | None:

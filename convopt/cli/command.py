@@ -186,6 +186,8 @@ def output_path(text: str, suffixes: tuple[str, ...]) -> Path:
         raise InputError(f"-o {text}: there is no folder {path.parent}")
     if path.is_dir():
         raise InputError(f"-o {text}: is a folder")
+    if path.exists() and not path.is_file():  # a rename would put a file in the place of a device
+        raise InputError(f"-o {text}: is no regular file")
     return path
 
 

@@ -105,7 +105,11 @@ def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:
 
 
 def _read(path: Path) -> bytes:
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise ModelError(f"{path}: can't be read: {error.strerror}") from error
+    if not exists:
         raise ModelError(f"{path}: no such file; expected an ONNX model")
     if not path.is_file():
         raise ModelError(f"{path}: not a file; expected an ONNX model")

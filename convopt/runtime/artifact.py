@@ -58,6 +58,9 @@ def save(module: CompiledModule, path: str | os.PathLike[str]) -> None:
     if not programs:
         raise ArtifactError("nothing is compiled yet: give shapes to optimize, or call the module once")
     target = Path(path)
+    if os.path.lexists(target) and not (target.is_file() or target.is_symlink()):
+        # A rename would put a file in the place of a device.
+        raise ArtifactError(f"cannot write {target}: it is a folder or a device; expected a file's name")
     manifest, members = _contents(module, programs)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -69,8 +72,10 @@ def save(module: CompiledModule, path: str | os.PathLike[str]) -> None:
         _sync_folder(target.parent)
     except OSError as error:
         raise ArtifactError(f"cannot write {target}: {error.strerror or error}") from error
+    except ValueError as error:  # a zero byte in the name
+        raise ArtifactError(f"cannot write {str(target)!r}: {error}") from error
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             temporary.unlink(missing_ok=True)
 
 

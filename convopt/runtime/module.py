@@ -55,8 +55,8 @@ class CompiledModule:
         max_programs: int = 8,
         max_idle: int | None = None,
     ) -> None:
-        if threads < 1:
-            raise InputError(f"threads must be at least 1, got {threads}")
+        if not isinstance(threads, int) or threads < 1:
+            raise InputError(f"threads must be an integer of at least 1, got {threads!r}")
         if not programs and (compile_shapes is None or inputs is None or outputs is None):
             raise ValueError("without a Program, inputs, outputs and compile_shapes are needed")
         self.inputs = tuple(inputs or map(TensorInfo.of, programs[0].program.inputs))
@@ -117,6 +117,8 @@ class CompiledModule:
 
     def profile(self, *inputs: Any, runs: int = 10, **named: Any) -> Profile:
         """The median time of each step over `runs` runs after one that warms up; `str()` of it is a table."""
+        if not isinstance(runs, int) or runs < 1:
+            raise InputError(f"runs is {runs!r}; expected an integer of 1 or more")
         arrays, loaded = self._prepare(gather(self.inputs, inputs, named))
         times: list[list[float]] = []
         for _ in range(runs + 1):

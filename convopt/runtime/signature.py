@@ -71,6 +71,8 @@ def as_array(info: TensorInfo, value: Any) -> Array:
     """
     array = value if isinstance(value, np.ndarray) else _import(info, value)
     expected = numpy_dtype(info.dtype)
+    if info.dtype == "string" and array.dtype.kind == "U":  # numpy's own strings, of fixed length
+        array = array.astype(object)
     if array.dtype != expected:
         raise InputError(f"input {info.name!r}: expected dtype {info.dtype}, got {array.dtype}")
     if info.shape is not None and array.ndim != len(info.shape):

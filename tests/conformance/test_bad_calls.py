@@ -38,6 +38,12 @@ def test_bad_arrays_are_named(module: Any, call: Callable[[Any], Any], words: li
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("runs", [0, -3, 2.5])
+def test_a_profile_needs_a_run(module: Any, runs: Any) -> None:
+    with pytest.raises(InputError, match="runs is"):
+        module.profile(image(), runs=runs)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -55,6 +61,12 @@ def test_bad_arrays_are_named(module: Any, call: Callable[[Any], Any], words: li
         ({"workspace_cap": 0}, ["workspace_cap", "0"]),
         ({"max_programs": 0}, ["max_programs", "0"]),
         ({"skip": "merge-pad"}, ["skip", "merge-pad"]),
+        ({"skip": 3}, ["skip", "3"]),
+        ({"skip": ["melt-pad"]}, ["melt-pad", "merge-pad"]),
+        ({"verify": {"x": [1.0]}}, ["verify", "numpy array"]),
+        ({"cache_dir": 3}, ["cache_dir", "3"]),
+        ({"cache_dir": "a\0b"}, ["cache_dir", "folder"]),
+        ({"shapes": {"x": (1, 3, 6.5, 7)}}, ["shapes", "6.5"]),
         ({"target": "abacus"}, ["abacus", "cpu"]),
         ({"precision": "fp7"}, ["fp7", "fp32"]),
     ],

@@ -61,6 +61,7 @@ def test_not_onnx(data: bytes, tmp_path: Path) -> None:
 def test_no_file(tmp_path: Path) -> None:
     _refused(tmp_path / "none.onnx", "none.onnx: no such file; expected an ONNX model")
     _refused(tmp_path, "not a file; expected an ONNX model")
+    _refused(tmp_path / ("a" * 5000), "can't be read: File name too long")
 
 
 def test_truncated_anywhere() -> None:

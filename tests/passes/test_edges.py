@@ -118,3 +118,13 @@ def test_a_group_normalization_of_opset_18_has_a_shape() -> None:
     inputs = {"x": np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)}
     expected = run_unoptimised(before, inputs)["y"]  # the onnx package's checker refuses it altogether
     np.testing.assert_allclose(run_unoptimised(ir.to_proto(model), inputs)["y"], expected, rtol=1e-6)
+
+
+def test_constant_strings() -> None:
+    """They have no size in bytes, and are not folded."""
+    text = """g (float[2] x) => (float[2] y, string[2] z) <string[1] k = {"a"}> {
+        z = Concat <axis = 0> (k, k)  y = Neg (x) }"""
+    model = parse(text)
+    run_passes(model, GRAPH_PASSES, PassContext())
+    found = run_unoptimised(ir.to_proto(model), {"x": np.ones(2, np.float32)})
+    assert found["z"].tolist() == ["a", "a"]

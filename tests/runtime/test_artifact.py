@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,3 +278,20 @@ def test_nothing_to_save() -> None:
     module = CompiledModule([], threads=1, inputs=info, outputs=info, compile_shapes=lambda _: chain(1))
     with pytest.raises(ArtifactError, match="nothing is compiled yet"):
         module.save("nowhere.convopt")
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """A rename onto /dev/null would take it away from everyone."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    module = CompiledModule([chain(3, 2)], threads=1)
+    for path in (pipe, tmp_path, tmp_path / "a\0b"):
+        with pytest.raises(ArtifactError, match="cannot write"):
+            module.save(path)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_threads_are_checked_when_an_artifact_is_loaded(saved: Path) -> None:
+    threads: Any = "2"
+    with pytest.raises(InputError, match="threads must be an integer"):
+        load(saved, threads=threads)
