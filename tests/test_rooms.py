@@ -16,6 +16,7 @@ LONGEST_FILE = 400
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "sessions": frozenset(),
+    "__main__": frozenset({"cli"}),
     "targets": frozenset(),
     "ir": frozenset({"sessions"}),
     "frontends": frozenset({"ir"}),

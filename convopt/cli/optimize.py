@@ -62,6 +62,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     output = output_path(arguments.output, (".convopt", ".onnx"))
+    if output.exists() and Path(arguments.model).exists() and output.samefile(arguments.model):
+        raise InputError(f"-o {output}: is the model itself; expected another file")
     if arguments.lowered and output.suffix != ".onnx":
         raise InputError(f"--lowered writes an ONNX file; got -o {output}")
     if output.suffix == ".onnx":

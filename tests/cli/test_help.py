@@ -61,3 +61,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"convopt {__version__}\n"
+
+
+def test_the_package_is_a_command_too() -> None:
+    command = [sys.executable, "-m", "convopt", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: convopt")

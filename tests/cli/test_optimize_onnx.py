@@ -161,3 +161,16 @@ def test_a_pass_that_breaks_the_model_writes_nothing(
     assert main(["optimize", str(source), "-o", str(target), "--check", "each-pass"]) == 2
     assert "pass fold-batchnorm: output 'y' differs" in capsys.readouterr().err
     assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["in.onnx", "./in.onnx", "link.onnx"])
+def test_the_model_itself_is_not_overwritten(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    conv_relu(tmp_path / "in.onnx")
+    (tmp_path / "link.onnx").symlink_to("in.onnx")
+    before = (tmp_path / "in.onnx").read_bytes()
+    assert main(["optimize", "in.onnx", "-o", name]) == 2
+    assert "is the model itself" in capsys.readouterr().err
+    assert (tmp_path / "in.onnx").read_bytes() == before

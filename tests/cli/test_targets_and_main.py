@@ -79,3 +79,11 @@ def test_a_folder_that_can_not_be_written_is_one_line(
     folder.mkdir(mode=0o500)
     assert main(["optimize", str(source), "-o", str(folder / "out.onnx")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_output_that_is_no_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rename would put a file in the place of a device or a pipe."""
+    pipe = tmp_path / "out.onnx"
+    os.mkfifo(pipe)
+    assert main(["optimize", "in.onnx", "-o", str(pipe)]) == 2
+    assert "is no regular file" in capsys.readouterr().err
