@@ -33,7 +33,7 @@ Shape = tuple[int, int, int, int, int]
 def shapes(unit: str, problem: ConvProblem) -> Iterator[Shape]:
     """(block_m, block_n, block_k, part_m, part_n), not mostly beyond the output or the reduction."""
     widest = max(32, 1 << (problem.features - 1).bit_length())
-    longest = max(64, 1 << (problem.pixels - 1).bit_length())
+    longest = max(128, 1 << (problem.pixels - 1).bit_length())
     depth = max(32, 1 << (problem.taps * problem.channels - 1).bit_length())
     for block_m, block_n, part_m, part_n in SIMT_TILES if unit == "simt" else MATRIX_TILES:
         if block_n <= widest and block_m <= longest:

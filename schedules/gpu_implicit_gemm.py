@@ -93,10 +93,10 @@ class ImplicitGemm:
             padded_tile(tile, math, operand, size, banks)
             for tile, operand in zip(self.tiles(problem), "ab", strict=True)
         )
-        pad_c = epilogue_pad(math, *self._stores(problem), banks)
+        pad_c = epilogue_pad(math, *self.stores(problem), banks)
         return replace(self, pad=(a.pad, b.pad, pad_c), down=(a.down, b.down))
 
-    def _stores(self, problem: ConvProblem) -> tuple[int, bool]:
+    def stores(self, problem: ConvProblem) -> tuple[int, bool]:
         """(channels per store of the epilogue, whether neighbouring threads store neighbouring channels)."""
         if self.split_k > 1:
             return (4 if problem.features % 4 == 0 else 1), True
@@ -331,7 +331,7 @@ class ImplicitGemm:
                 if split:
                     part = None if self.atomic else body.block[2]
                     output = PartialOutput(
-                        problem, target, workspace, part, 1 if self.atomic else self._stores(problem)[0]
+                        problem, target, workspace, part, 1 if self.atomic else self.stores(problem)[0]
                     )
                 end = TileEpilogue(problem, target, output, group, first_m, first_n, thread)
                 if self.epilogue == "direct" or (split and self.atomic):
