@@ -69,10 +69,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "runtime",
             "schedules",
             "selection",
+            "selftest",
             "targets",
             "tuning",
         }
     ),
+    "selftest": frozenset({"bench", "codegen", "runtime", "schedules", "selection", "targets"}),
 }
 # The package itself (`import convopt`) is the public interface: the faces use it.
 MAY_IMPORT_PACKAGE = frozenset({"bench", "cli", "torch_backend"})

@@ -17,6 +17,7 @@ from typing import Any
 
 from convopt.errors import InputError
 
+DEVICE_MISSING = 3  # the exit status where what was asked for can't run on this machine
 Document = dict[str, Any]
 ReportProgress = Callable[[str, int, int], None]
 
@@ -27,7 +28,8 @@ class Command:
 
     fields: the paths in its JSON document, each with what stands there; part of the help. `a[]` is each
         element of the list a, `a{}` each value of the object a, whose keys are names.
-    run: does the work and returns the document. show: prints the document for people.
+    run: does the work and returns the document. show: prints the document for people. status: the exit
+        status that the document asks for.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, ReportProgress], Document]
     show: Callable[[Document], None]
+    status: Callable[[Document], int] = lambda document: 0
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser) -> None:

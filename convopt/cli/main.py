@@ -10,7 +10,21 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from convopt import __version__
-from convopt.cli import analyze, bench, cache, calibrate, explain, kernels, optimize, run, targets, tune
+from convopt.cli import (
+    analyze,
+    bench,
+    build,
+    cache,
+    calibrate,
+    doctor,
+    explain,
+    kernels,
+    optimize,
+    run,
+    selftest,
+    targets,
+    tune,
+)
 from convopt.cli.command import Command
 from convopt.errors import ConvoptError
 
@@ -24,10 +38,16 @@ COMMANDS: tuple[Command, ...] = (
     calibrate.COMMAND,
     kernels.COMMAND,
     targets.COMMAND,
+    build.COMMAND,
+    doctor.COMMAND,
+    selftest.COMMAND,
     bench.COMMAND,
 )
 
-EXIT_STATUS = "exit status: 0 done, 2 a wrong argument, model or input (one line on stderr says what)"
+EXIT_STATUS = (
+    "exit status: 0 done, 1 (selftest) a check failed, 2 a wrong argument, model or input (one line on stderr"
+    " says what), 3 (doctor --target, selftest) the target can't run on this machine"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif not arguments.quiet:
             command.show(document)
         sys.stdout.flush()
+        return command.status(document)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not an error, and nothing may be written any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

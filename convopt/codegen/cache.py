@@ -18,6 +18,7 @@ from typing import Any
 
 from convopt.runtime.folders import cache_folder
 from convopt.targets import CpuTarget, GpuTarget
+from convopt.targets.matrix_units import MATRIX_UNITS
 
 _DIGEST = hashlib.sha256().digest_size
 _LIMIT_BYTES = 1 << 30
@@ -40,8 +41,9 @@ def generator_version() -> str:
 
 def kernel_key(schedule: Any, problem: Any, target: CpuTarget | GpuTarget) -> str:
     """Identity of a kernel: equal keys mean equal machine code, so equal kernels are compiled once."""
+    units = [repr(MATRIX_UNITS[name]) for name in getattr(target, "matrix_units", ()) if name in MATRIX_UNITS]
     text = "\n".join(
-        [generator_version(), repr(target), type(schedule).__module__, repr(schedule), repr(problem)]
+        [generator_version(), repr(target), *units, type(schedule).__module__, repr(schedule), repr(problem)]
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 from convopt.codegen.device import DeviceCode, DeviceKernel, LoweredKernels
@@ -29,37 +30,39 @@ def check_compiler() -> None:
 
 
 def generate(lowered: LoweredKernels, target: GpuTarget) -> DeviceCode:
-    from math import prod
-
     from convopt.codegen.hip_printer import print_kernel
 
     texts = [
         print_kernel(lowered.module[kernel.symbol], kernel.symbol, prod(kernel.block))
         for kernel in lowered.kernels
     ]
-    source = _file(target.arch, target.name, lowered.kernels, texts)
+    title = f"// convopt: HIP source for {target.name}\n// offload-arch: {target.arch}\n//"
+    source = _file(title, list(map(_launch_line, lowered.kernels)), texts)
     return DeviceCode(lowered.kernels, source, source.encode())
 
 
-def program_source(codes: Iterable[tuple[Sequence[DeviceKernel], str]], target: GpuTarget) -> str:
-    """One `.hip` of all the kernels, of (launches, source) by `generate`; equal ones once."""
-    kernels: dict[str, DeviceKernel] = {}
-    texts: dict[str, str] = {}
-    for launches, source in codes:
+def program_source(sources: Iterable[str]) -> str:
+    """One `.hip` of all the kernels of sources made by `generate` for one target; equal ones once."""
+    launches: dict[str, None] = {}
+    kernels: dict[str, None] = {}
+    title = ""
+    for source in sources:
+        title = source.partition("\n// launches:\n")[0]
+        launches.update(dict.fromkeys(re.findall(r"^//   .*$", source, re.M)))
         parts = re.split(rf"(?=^{re.escape(KERNEL)})", source, flags=re.M)[1:]
-        for kernel, text in zip(launches, parts, strict=True):
-            kernels[kernel.symbol] = kernel
-            texts[kernel.symbol] = text.rstrip() + "\n"
-    return _file(target.arch, target.name, tuple(kernels.values()), list(texts.values()))
+        kernels.update(dict.fromkeys(part.rstrip() + "\n" for part in parts))
+    return _file(title, list(launches), list(kernels))
 
 
-def _file(arch: str, target: str, kernels: Sequence[DeviceKernel], texts: Sequence[str]) -> str:
-    lines = [f"// convopt: HIP source for {target}", f"// offload-arch: {arch}", "//", "// launches:"]
-    for kernel in kernels:
-        grid, block = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block))
-        lines.append(
-            f"//   {kernel.symbol}  grid {grid}  block {block}"
-            f"  shared {kernel.shared} B, of these dynamic {kernel.dynamic_shared} B"
-        )
-    body = "\n".join(texts)
-    return "\n".join(lines) + "\n" + prelude(body) + "\n" + body
+def _launch_line(kernel: DeviceKernel) -> str:
+    grid, block = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block))
+    return (
+        f"//   {kernel.symbol}  grid {grid}  block {block}"
+        f"  shared {kernel.shared} B, of these dynamic {kernel.dynamic_shared} B"
+    )
+
+
+def _file(title: str, launches: Sequence[str], kernels: Sequence[str]) -> str:
+    body = "\n".join(kernels)
+    head = "\n".join([title, "// launches:", *launches])
+    return f"{head}\n{prelude(body)}\n{body}"

@@ -25,6 +25,7 @@ _HELPERS = {
     "f16_max": f"{_FUNCTION}f16 f16_max(f16 a, f16 b) {{ return a > b ? a : b; }}\n",
     "int_min": f"{_FUNCTION}int int_min(int a, int b) {{ return a < b ? a : b; }}\n",
     "int_max": f"{_FUNCTION}int int_max(int a, int b) {{ return a > b ? a : b; }}\n",
+    "wave_size": f"{_FUNCTION}int wave_size() {{ return warpSize; }}\n",
     "atomic_add": f"{_FUNCTION}float atomic_add(float* p, float v) {{ return atomicAdd(p, v); }}\n",
 }
 

@@ -54,13 +54,13 @@ class DeviceProgram(Loaded):
         self.kind = str(program.meta.get("kind", ""))
         try:
             with zipfile.ZipFile(io.BytesIO(image)) as archive:
-                self._binaries = {name: archive.read(name) for name in archive.namelist()}
+                self.binaries = {name: archive.read(name) for name in archive.namelist()}
         except zipfile.BadZipFile as error:
             raise ArtifactError(f"its device code is damaged ({error}): compile the model again") from error
         for step in program.steps:
             if not isinstance(step, KernelStep):
                 continue
-            if step.launch is None or step.binary not in self._binaries:
+            if step.launch is None or step.binary not in self.binaries:
                 raise ArtifactError(
                     f"kernel {step.symbol!r} has no code for a device: compile the model again"
                 )
@@ -78,8 +78,8 @@ class DeviceProgram(Loaded):
                 device.write(weights, 0, self.weights)
                 device.synchronise()
                 if isinstance(device, Compiling):
-                    device.prepare(self._binaries.values())
-                self._resident = weights, {name: device.load(b) for name, b in self._binaries.items()}
+                    device.prepare(self.binaries.values())
+                self._resident = weights, {name: device.load(b) for name, b in self.binaries.items()}
             return self._resident
 
     def after_fork(self) -> None:

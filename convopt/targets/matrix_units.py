@@ -7,8 +7,13 @@ transposed and strided against MFMA). A kernel reads and writes fragments by the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from convopt.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -154,3 +159,23 @@ MMA_M16N8K16 = MatrixUnit(
 )  # fmt: skip
 
 MATRIX_UNITS = {unit.name: unit for unit in (MMA_M16N8K16, MFMA_16, MFMA_32, MMAC_16, WMMA_GFX11)}
+
+
+def use_layout(path: str | os.PathLike[str]) -> str:
+    """Takes a unit's layout of C from a file that `convopt selftest` wrote; the unit's name.
+
+    InputError: there is no such file, or it is another one.
+    """
+    try:
+        document = json.loads(Path(path).read_text())
+        row, column = (tuple(Term(**term) for term in document["c"][axis]) for axis in ("row", "column"))
+        unit = MATRIX_UNITS[document["unit"]]
+        MATRIX_UNITS[unit.name] = replace(unit, c=Layout(document["c"]["registers"], row, column))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: no layout that convopt selftest wrote ({error})") from error
+    return unit.name
+
+
+# Compilers' processes are given it in this way, and so are all commands.
+if os.environ.get("CONVOPT_LAYOUT_FROM"):
+    use_layout(os.environ["CONVOPT_LAYOUT_FROM"])

@@ -1,0 +1,249 @@
+"""`convopt selftest`: what the device really is, kernel families and contest cases on it; one text file."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convopt.cli.command import (
+    DEVICE_MISSING,
+    Command,
+    Document,
+    ReportProgress,
+    duration,
+    output_path,
+    written_whole,
+)
+
+if TYPE_CHECKING:
+    from convopt.selftest.bench_device import BenchDevice
+    from convopt.targets import GpuTarget
+
+FAILED = 1
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", required=True, metavar="NAME", help="e.g. opencl, dcu:k100-ai, rocm:gfx90a"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.txt", help="the report (default: selftest-TARGET.txt)"
+    )
+    parser.add_argument(
+        "--layout-from", metavar="FILE.json", help="take a matrix unit's layout that a selftest found"
+    )
+    parser.add_argument(
+        "--budget",
+        type=duration,
+        default=120.0,
+        metavar="TIME",
+        help="contest cases that take longer are left out",
+    )
+
+
+def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    from convopt.selftest import lanes
+    from convopt.targets import find_target
+
+    deadline = time.monotonic() + arguments.budget
+    target = find_target(arguments.target)
+    name = f"selftest-{target.name.replace(':', '-')}.txt"
+    output = output_path(arguments.output or name, (".txt",))
+    taken = lanes.use(arguments.layout_from, target) if arguments.layout_from else None
+    document: Document = {
+        "command": "selftest",
+        "target": target.name,
+        "device": None,
+        "missing": None,
+        "layout_from": taken,
+        "facts": [],
+        "units": [],
+        "checks": [],
+        "contest": [],
+        "report": str(output),
+    }
+    bench = _open(target, document)
+    if bench is not None:
+        _probe(bench, document, output, progress)
+        _check(bench, document, deadline, progress)
+        with written_whole(output) as path:
+            path.write_text(text(document))
+    return document
+
+
+def _open(target: GpuTarget, document: Document) -> BenchDevice | None:
+    from convopt.errors import ConvoptError
+    from convopt.runtime.device import open_device
+    from convopt.selftest.bench_device import BenchDevice
+
+    try:
+        device = open_device(target.kind)
+    except ConvoptError as error:
+        document["missing"] = str(error)
+        return None
+    arch = getattr(device, "arch", "")
+    if arch and arch != target.arch:
+        document["missing"] = f"{device.name} is a {arch}, {target.name} is a {target.arch}"
+        return None
+    document["device"] = f"{device.name} ({arch})" if arch else device.name
+    return BenchDevice(device, target)
+
+
+def _probe(bench: BenchDevice, document: Document, output: Path, progress: ReportProgress) -> None:
+    from dataclasses import asdict
+
+    from convopt.errors import ConvoptError
+    from convopt.selftest import lanes
+    from convopt.selftest.device_facts import facts
+
+    units = bench.target.matrix_units
+    progress("probing", 0, 1 + len(units))
+    document["facts"] = [asdict(fact) for fact in facts(bench)]
+    for index, name in enumerate(units):
+        progress("probing", 1 + index, 1 + len(units))
+        try:
+            report = lanes.probe(bench, name)
+        except ConvoptError as error:
+            document["units"].append({"unit": name, "agrees": False, "faults": [str(error)], "layout": None})
+            continue
+        layout = None
+        if report.found is not None:
+            layout = output.with_suffix(f".{name}.json")
+            lanes.save(report, layout)
+        document["units"].append(
+            {
+                "unit": name,
+                "agrees": report.agrees,
+                "faults": list(report.faults),
+                "layout": None if layout is None else str(layout),
+            }
+        )
+    progress("probing", 1 + len(units), 1 + len(units))
+
+
+def _check(bench: BenchDevice, document: Document, deadline: float, progress: ReportProgress) -> None:
+    from convopt.selftest.families import FINAL_CASES, contest_checks, small_checks
+
+    for count, check in enumerate(small_checks(bench)):
+        progress("kernel families", count, 0)
+        document["checks"].append(_entry(check))
+    for count, (case, check) in enumerate(contest_checks(bench, deadline)):
+        progress("contest", count + 1, FINAL_CASES)
+        rate = case.flop / check.seconds / 1e9 if check.seconds else None
+        document["contest"].append(
+            {"case": case.text, "us": check.seconds * 1e6 or None, "gflops": rate, **_entry(check)}
+        )
+
+
+def _entry(check: Any) -> Document:
+    return {
+        "name": check.name,
+        "error": check.error,
+        "tolerance": check.tolerance,
+        "passed": check.passed,
+        "reason": check.reason,
+    }
+
+
+def text(document: Document) -> str:
+    """The report that a user sends back."""
+    from convopt import __version__
+
+    lines = [f"convopt {__version__} selftest of {document['target']} on {document['device']}"]
+    if document["layout_from"]:
+        lines.append(f"with the layout of {document['layout_from']} from an earlier selftest")
+    lines += ["", "the device"]
+    words = {True: "ok", False: "DIFFERS", None: "unknown"}
+    lines += [f"  {words[f['agrees']]:8}{f['name']}: {f['text']}" for f in document["facts"]]
+    lines += [] if document["units"] else ["  no matrix unit is declared for it"]
+    for unit in document["units"]:
+        lines.append(f"  {words[unit['agrees']]:8}lanes of {unit['unit']}")
+        lines += [f"          {fault}" for fault in unit["faults"]]
+        if unit["layout"]:
+            lines.append(
+                f"          the row c of {unit['unit']} in convopt/targets/matrix_units.py is to change;"
+            )
+            lines.append(f"          until then: --layout-from {unit['layout']}")
+    lines += ["", "kernel families, largest error over largest value"]
+    lines += [_line(check, check["name"]) for check in document["checks"]]
+    lines += ["", "contest cases, float16"]
+    for case in document["contest"]:
+        what = f"{case['case']}"
+        if case["us"]:
+            what += f"  {case['us']:.1f} us  {case['gflops']:.0f} GFLOP/s  {case['name']}"
+        lines.append(_line(case, what))
+    return "\n".join(lines) + "\n"
+
+
+def _line(check: Document, what: str) -> str:
+    if check["passed"]:
+        return f"  ok      {check['error']:.1e}  {what}"
+    if check["error"] is None:
+        return f"  {'left' if _left_out(check) else 'FAILED':8}{what}: {check['reason']}"
+    return f"  FAILED  {check['error']:.1e}  {what}"
+
+
+def _left_out(check: Document) -> bool:
+    return str(check["reason"]).startswith("left out")
+
+
+def _show(document: Document) -> None:
+    from convopt.report.tables import print_line
+
+    if document["missing"] is not None:
+        print_line(f"{document['target']} is not on this machine: {document['missing']}")
+        return
+    print_line(text(document).rstrip("\n"))
+    print_line(f"written to {document['report']}")
+
+
+def _status(document: Document) -> int:
+    if document["missing"] is not None:
+        return DEVICE_MISSING
+    bad = [f for f in (*document["facts"], *document["units"]) if f["agrees"] is False]
+    bad += [c for c in (*document["checks"], *document["contest"]) if not c["passed"] and not _left_out(c)]
+    return FAILED if bad else 0
+
+
+COMMAND = Command(
+    name="selftest",
+    help="probe a device, check every kernel family on it, time the contest's cases",
+    description=(
+        "Tiny kernels find out the wave size, atomic additions, banks of shared memory and which lane of a"
+        " matrix unit holds which element; then every kernel family is compared with the CPU, and the six"
+        " contest cases are checked and timed. All of it goes into one text file."
+    ),
+    fields={
+        "target": "as asked for",
+        "device": "its own name and chip, null where it is missing",
+        "missing": "why the target can't run here, else null",
+        "layout_from": "the unit whose layout was taken from a file, else null",
+        "facts[].name": "wave size, atomic additions, banks",
+        "facts[].agrees": "with the declared target; null where the device can't tell",
+        "facts[].text": "what was found",
+        "units[].unit": "a matrix unit of the target",
+        "units[].agrees": "whether all lanes hold what the table says",
+        "units[].faults[]": "what differs",
+        "units[].layout": "the file for --layout-from, where the layout found is one that can be written",
+        "checks[].name": "kernel family, its form, the type, the convolution",
+        "checks[].error": "largest difference from float64 over the largest value, null where it didn't run",
+        "checks[].tolerance": "that it must not exceed",
+        "checks[].passed": "true where it doesn't",
+        "checks[].reason": "why it didn't run, else null",
+        "contest[].case": "the convolution",
+        "contest[].us": "microseconds, the least of 10 runs; null where it didn't run",
+        "contest[].gflops": "GFLOP/s at that time",
+        "contest[].name": "the schedule",
+        "contest[].error": "as of checks",
+        "contest[].tolerance": "as of checks",
+        "contest[].passed": "as of checks",
+        "contest[].reason": "as of checks; left out where the budget does not suffice",
+        "report": "the text file",
+    },
+    add_arguments=_add_arguments,
+    run=_run,
+    show=_show,
+    status=_status,
+)

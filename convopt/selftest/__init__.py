@@ -1,0 +1,1 @@
+"""What a device really does, found by tiny kernels, and every kernel family checked on it."""

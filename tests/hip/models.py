@@ -1,0 +1,42 @@
+"""A small network with a kernel of every simple kind, and one with a node that nothing compiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+_NETWORK = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,5,13,11] x) => (float[1,7] y) {
+  c = Conv<pads=[1,1,1,1], strides=[2,1]>(x, w, b)
+  s = Sigmoid(c)
+  d = Mul(c, s)
+  p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(d)
+  e = Conv(p, v)
+  f = Add(e, p)
+  q = GlobalAveragePool(f)
+  r = Flatten(q)
+  y = Softmax<axis=1>(r)
+}"""
+SHAPES = {"w": (7, 5, 3, 3), "b": (7,), "v": (7, 7, 1, 1)}
+
+
+def network() -> onnx.ModelProto:
+    model = parser.parse_model(_NETWORK)
+    rng = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        array = rng.uniform(-1, 1, shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def with_fallback() -> onnx.ModelProto:
+    """HardMax has no kernel."""
+    model = network()
+    model.graph.node[-1].op_type = "Hardmax"
+    model.graph.node[-1].name = "last"
+    return model
+
+
+def sample() -> np.ndarray:
+    return np.random.default_rng(1).uniform(-1, 1, (1, 5, 13, 11)).astype(np.float32)

@@ -1,0 +1,117 @@
+"""Whole models for a DCU: artifact, `convopt build`, fallbacks, and the host program in C++."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import convopt
+from convopt.cli.main import main
+from convopt.codegen.host_cpp import write_host
+from convopt.errors import InputError
+from convopt.runtime.device_program import DeviceProgram
+from convopt.runtime.module import CompiledModule
+from tests.hip.models import network, sample, with_fallback
+from tests.hip.stub_device import Stub
+
+pytestmark = pytest.mark.hip
+
+
+def _expected(model: object) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])  # type: ignore[attr-defined]
+    result: np.ndarray = session.run(None, {"x": sample()})[0]
+    return result
+
+
+def _program(module: CompiledModule) -> DeviceProgram:
+    (loaded,) = module.programs
+    assert isinstance(loaded, DeviceProgram)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def module() -> CompiledModule:
+    """Needs no device: it is only compiled."""
+    return convopt.optimize(network(), target="dcu:k100-ai", verify=False)
+
+
+def test_an_artifact_is_built_and_runs(
+    module: CompiledModule, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CONVOPT_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "net.convopt"
+    module.save(path)
+    assert main(["build", str(path), "--toolkit", str(stub.toolkit), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["compiled"] == document["sources"] == len(_program(module).binaries)
+    assert document["lines"] == [
+        f"{stub.toolkit}/bin/hipcc --genco -O3 -std=c++17 -fno-strict-aliasing --offload-arch=gfx928"
+        " KERNELS.hip -o OUT.co"
+    ]
+    assert main(["build", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compiled"] == 0
+    monkeypatch.setenv("PATH", "")  # the first run finds all compiled
+    result = convopt.load(path)(sample())
+    np.testing.assert_allclose(result, _expected(network()), rtol=0, atol=1e-5)
+    assert any(call == "launch graph" for call in stub.calls())
+
+
+def test_build_refuses_what_is_not_for_hip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "net.convopt"
+    convopt.optimize(network(), target="opencl", verify=False).save(path)
+    assert main(["build", str(path)]) == 2
+    assert "it is for opencl and holds no HIP source" in capsys.readouterr().err
+
+
+@pytest.mark.opencl
+def test_the_same_through_opencl(module: CompiledModule, stub: Stub) -> None:
+    by_opencl = convopt.optimize(network(), target="opencl", verify=False)(sample())
+    np.testing.assert_allclose(module(sample()), by_opencl, rtol=0, atol=1e-5)
+
+
+def test_fallback_islands_run_on_the_cpu(stub: Stub, tmp_path: Path) -> None:
+    model = with_fallback()
+    module = convopt.optimize(model, target="dcu:k100-ai", verify=False)
+    np.testing.assert_allclose(module(sample()), _expected(model), rtol=0, atol=1e-5)
+    assert "1 islands on the CPU, " in module.summary()
+    with pytest.raises(
+        InputError, match=r"these nodes run in onnxruntime, which needs Python: last \(.*Hardmax"
+    ):
+        write_host(_program(module), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_host_cpp_runs_without_python(module: CompiledModule, stub: Stub, tmp_path: Path) -> None:
+    names = write_host(_program(module), tmp_path)
+    assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
+    subprocess.run(
+        [stub.toolkit / "bin/hipcc", "--genco", "--offload-arch=gfx928", "kernels.hip", "-o", "kernels.co"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    command = [
+        "g++", "-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-D__HIP_PLATFORM_AMD__", "-DCONVOPT_MAIN",
+        "model.cpp", f"-L{stub.library.parent}", "-lamdhip64",
+        f"-Wl,-rpath,{stub.library.parent}", "-o", "model",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / "x.bin").write_bytes(sample().tobytes())
+    line = ["./model", "kernels.co", "weights.bin", "x.bin", "y.bin"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    result = np.frombuffer((tmp_path / "y.bin").read_bytes(), np.float32).reshape(1, 7)
+    np.testing.assert_allclose(result, _expected(network()), rtol=0, atol=1e-5)
+    (tmp_path / "x.bin").write_bytes(b"short")
+    for arguments, words in ((line, "x.bin: wrong size"), (line[:3], "usage:")):
+        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode in (1, 2) and words in done.stderr
+
+
+def test_host_cpp_refuses_other_kernels(tmp_path: Path) -> None:
+    module = convopt.optimize(network(), target="opencl", verify=False)
+    with pytest.raises(InputError, match="these are of kind opencl"):
+        write_host(_program(module), tmp_path)

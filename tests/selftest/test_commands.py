@@ -1,0 +1,101 @@
+"""`convopt doctor` and `convopt selftest`: on OpenCL, on the stub of a DCU, and without the device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convopt.cli import doctor, selftest
+from convopt.cli.main import main
+from convopt.targets import GPU_TARGETS
+from tests.cli.fields import undocumented
+from tests.hip.conftest import _built, stub  # noqa: F401
+from tests.hip.stub_device import Stub
+
+
+def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_doctor_names_the_missing_thing_of_every_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    document = _document(capsys)
+    assert undocumented(document, doctor.COMMAND.fields) == set()
+    assert [t["name"] for t in document["targets"]] == ["cpu", *GPU_TARGETS]
+    for target in document["targets"]:
+        assert target["can_run"] == (target["missing"] is None)
+
+
+def test_doctor_without_a_toolkit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("convopt.runtime.hipcc.TOOLKITS", ())
+    assert main(["doctor", "--target", "dcu:k100-ai"]) == 3
+    assert "no hipcc found: name the toolkit's folder by ROCM_PATH" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.hip
+def test_doctor_on_a_dcu(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert main(["doctor", "--target", "dcu:k100-ai", "--json"]) == 0
+    (target,) = _document(capsys)["targets"]
+    assert target["found"] == {
+        "compiler": f"{stub.toolkit}/bin/hipcc (HIP version: 5.2.0-stub)",
+        "library": str(stub.library),
+        "device": "Stub DCU (gfx928)",
+    }
+    assert main(["doctor", "--target", "dcu:bw200", "--json"]) == 3
+    (target,) = _document(capsys)["targets"]
+    assert target["missing"] == "the device here, Stub DCU (gfx928), is no Hygon BW200 (gfx936)"
+
+
+@pytest.mark.slow
+@pytest.mark.opencl
+def test_selftest_on_opencl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    assert main(["selftest", "--target", "opencl", "--budget", "1s", "-o", str(report), "--json"]) == 0
+    document = _document(capsys)
+    assert undocumented(document, selftest.COMMAND.fields) == set()
+    assert len(document["checks"]) >= 10 and all(check["passed"] for check in document["checks"])
+    assert document["facts"][1]["agrees"] and len(document["contest"]) == 6
+    assert report.read_text() == selftest.text(document)
+
+
+@pytest.mark.slow
+@pytest.mark.hip
+def test_selftest_on_a_dcu(stub: Stub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    arguments = [
+        "selftest",
+        "--target",
+        "dcu:k100-ai",
+        "--budget",
+        "1s",
+        "-o",
+        str(tmp_path / "r.txt"),
+        "--json",
+    ]
+    assert main(arguments) == 0
+    document = _document(capsys)
+    assert document["units"] == [{"unit": "mmac.16x16x16", "agrees": True, "faults": [], "layout": None}]
+    assert document["facts"][0]["agrees"] and "64 lanes" in document["facts"][0]["text"]
+    assert any("mmac" in check["name"] and check["passed"] for check in document["checks"])
+    assert all(check["passed"] for check in document["checks"])
+
+
+def test_selftest_without_the_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CONVOPT_HIP_LIBRARY", str(tmp_path / "none.so"))
+    report = tmp_path / "report.txt"
+    assert main(["selftest", "--target", "dcu:k100-ai", "-o", str(report)]) == 3
+    assert "dcu:k100-ai is not on this machine: CONVOPT_HIP_LIBRARY" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert not report.exists()
