@@ -8,6 +8,7 @@ import pytest
 
 from convopt.bench.cases import conv_problem, parse_case
 from convopt.bench.suites import suite
+from convopt.schedules.gpu_conv_depthwise import GpuDepthwise
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.selection.choose_gpu import choose_gpu_conv
@@ -27,7 +28,8 @@ def test_every_chip_takes_the_contest(name: str) -> None:
 
 def test_depthwise_is_not_a_matrix_product() -> None:
     problem = conv_problem(parse_case("n=1,c=384,h=56,w=56,k=384,r=3,s=3,pad=1,groups=384"))
-    assert isinstance(choose_gpu_conv(problem, find_target("cuda:sm_90")), GpuDirectConv)
+    for name in ("cuda:sm_90", "dcu:k100-ai", "opencl"):
+        assert isinstance(choose_gpu_conv(problem, find_target(name)), GpuDepthwise)
 
 
 def test_a_family_that_was_asked_for_is_not_overruled() -> None:
