@@ -42,11 +42,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.tuning.session import tune_problems
     from convopt.tuning.tuner import gain
 
-    if arguments.batch is not None and not arguments.suite:
-        raise InputError("--batch goes with --suite only")
-    if arguments.shape and not arguments.model:
-        raise InputError("--shape goes with a model only")
-    problems, options = _problems(arguments, progress)
+    problems, options = problems_of(arguments, progress)
     cache = KernelCache(arguments.cache_dir)
     start = time.perf_counter()
     outcomes = tune_problems(problems, arguments.budget, options, cache, progress)
@@ -62,15 +58,24 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     }
 
 
-def _problems(
+def problems_of(
     arguments: argparse.Namespace, progress: ReportProgress
 ) -> tuple[Counter[ConvProblem], LoweringOptions]:
+    """The convolutions of the model, the suite or the case, and the options that they are compiled with.
+
+    Raises:
+        InputError: arguments that don't go together, dims that are left open.
+    """
     from collections import Counter
 
     from convopt.bench.cases import conv_model, parse_case
     from convopt.compiler import model_problems
     from convopt.targets.cpu import usable_cores
 
+    if arguments.batch is not None and not arguments.suite:
+        raise InputError("--batch goes with --suite only")
+    if arguments.shape and not arguments.model:
+        raise InputError("--shape goes with a model only")
     threads = arguments.threads or usable_cores()
     if arguments.model:
         return model_problems(arguments.model, parse_shapes(arguments.shape), threads)

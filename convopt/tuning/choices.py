@@ -1,0 +1,140 @@
+"""How good the model's choices are: its order of a small space against the measured order.
+
+The small space of a convolution is at least SPACE plans over all algorithms: the model's best, the best of
+each family, and every n-th of the rest, so that bad plans are in it too. All of it is measured, into the
+store.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from convopt.codegen.cache import KernelCache
+from convopt.lowering.base import LoweringOptions
+from convopt.schedules.conv_problem import ConvProblem
+from convopt.selection.plans import ConvPlan, choose_plan, ranked
+from convopt.selection.rule_cpu import cpu_rule
+from convopt.tuning.candidate import compile_candidates
+from convopt.tuning.identity import task_key
+from convopt.tuning.runner import TOLERANCES, Runner
+from convopt.tuning.store import Store, Trial
+
+SPACE = 64
+BEST = 24  # of the model's order
+BEST_OF_FAMILY = 4
+BATCH = 8
+CANDIDATE_TIMEOUT = 20.0
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """first, top8, rule: the best measured time / that of the model's first choice, of the best of its first
+    eight, of the rule's choice (None where it has none); 1 is perfect. tau: Kendall's, between predicted and
+    measured times. measured: plans with a time; complete: whether that is all of the small space.
+    """
+
+    conv: str
+    measured: int
+    complete: bool
+    best_seconds: float
+    first: float
+    top8: float
+    rule: float | None
+    tau: float
+
+
+def small_space(problem: ConvProblem, options: LoweringOptions) -> list[ConvPlan]:
+    """In the model's order; all there are where that is fewer than SPACE."""
+    o = options
+    order = [plan for plan, _ in ranked(problem, o.cpu, o.threads, o.im2col_cap)]
+    chosen = set(order[:BEST])
+    for kind in {(plan.schedule.name, plan.expand_col > 0) for plan in order}:
+        same = [plan for plan in order if (plan.schedule.name, plan.expand_col > 0) == kind]
+        chosen.update(same[:BEST_OF_FAMILY])
+    chosen.add(choose_plan(problem, o.cpu, o.threads, "auto", o.im2col_cap))
+    if (rule := rule_plan(problem, options)) is not None:
+        chosen.add(rule)
+    rest = [plan for plan in order if plan not in chosen]
+    if (missing := SPACE - len(chosen)) > 0 and rest:
+        chosen.update(rest[:: max(1, len(rest) // missing)])
+    return [plan for plan in order if plan in chosen]
+
+
+def rule_plan(problem: ConvProblem, options: LoweringOptions) -> ConvPlan | None:
+    try:
+        return ConvPlan(cpu_rule(problem, options.cpu, options.threads).chosen.config)
+    except ValueError:
+        return None
+
+
+def measure_space(
+    problem: ConvProblem,
+    options: LoweringOptions,
+    store: Store,
+    cache: KernelCache,
+    runner: Runner,
+    deadline: float,
+    report: Report | None = None,
+) -> None:
+    """Times what of the small space has no trial yet, until `deadline` (of time.monotonic())."""
+    key, plans = task_key(problem, options.cpu, options.threads), small_space(problem, options)
+    tried = {trial.plan for trial in store.trials(key)}
+    todo = [plan for plan in plans if plan not in tried]
+    reference = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
+    for start in range(0, len(todo), BATCH):
+        if time.monotonic() > deadline:
+            return
+        if report is not None:
+            report(len(plans) - len(todo) + start, len(plans))
+        wanted = list(dict.fromkeys([reference, *todo[start : start + BATCH]]))
+        with tempfile.TemporaryDirectory(prefix="convopt-choices-") as folder:
+            compiled, failures = compile_candidates(
+                problem, wanted, options, cache, Path(folder), deadline=deadline + CANDIDATE_TIMEOUT
+            )
+            if time.monotonic() > deadline + CANDIDATE_TIMEOUT / 2:
+                return  # what isn't compiled may only have run out of time
+            for plan, failure in failures.items():
+                store.add_trial(key, Trial(plan, None, failure))
+            files = {candidate.plan: candidate.path for candidate in compiled}
+            runner.reset()
+            for plan in todo[start : start + BATCH]:
+                if plan in files and reference in files:
+                    tolerance = TOLERANCES[problem.y.dtype]
+                    probe = runner.probe(files[plan], files[reference], tolerance, CANDIDATE_TIMEOUT)
+                    store.add_trial(key, Trial(plan, probe.seconds, probe.failure))
+
+
+def quality(problem: ConvProblem, options: LoweringOptions, store: Store) -> Quality | None:
+    """From the store's trials; None where the model's first choice was not measured."""
+    key = task_key(problem, options.cpu, options.threads)
+    trials = {trial.plan: trial.seconds for trial in store.trials(key)}
+    order = small_space(problem, options)
+    known = [(plan, seconds) for plan in order if (seconds := trials.get(plan)) is not None]
+    first = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
+    times = dict(known)
+    if first not in times:
+        return None
+    best = min(times.values())
+    rule = rule_plan(problem, options)
+    return Quality(
+        problem.text,
+        len(known),
+        all(plan in trials for plan in order),
+        best,
+        best / times[first],
+        best / min(seconds for _, seconds in known[:8]),
+        best / times[rule] if rule in times else None,
+        kendall_tau([seconds for _, seconds in known]),
+    )
+
+
+def kendall_tau(measured: Sequence[float]) -> float:
+    """Between the order of the sequence and that of its values: 1 if it ascends, -1 if it descends."""
+    pairs = [(a < b) - (a > b) for a, b in combinations(measured, 2)]
+    return sum(pairs) / len(pairs) if pairs else 1.0
