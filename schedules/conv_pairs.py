@@ -48,9 +48,15 @@ class PairConv(DirectConv):
         A pair product starts every cycle; where two float32 ones do (Intel's cores with AMX), a step takes as
         long as two of DirectConv's.
         """
-        one = super().cost(problem, target)
-        compute = one.compute * (1.0 if target.bf16 == "amx" else 0.5)
-        return Estimate(compute, one.memory / 2, one.overhead / 2)
+        one, share = super().cost(problem, target), self._step(target)
+        return Estimate(one.compute * share, one.memory / 2, one.overhead / 2)
+
+    def least_seconds(self, problem: ConvProblem, target: Target) -> float:
+        return super().least_seconds(problem, target) * self._step(target)
+
+    def _step(self, target: Target) -> float:
+        """Cycles of a step over those of DirectConv's steps for the same channels."""
+        return 1.0 if target.bf16 == "amx" else 0.5
 
     def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
         import ml_dtypes
