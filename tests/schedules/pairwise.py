@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 from typing import TypeVar
 
@@ -11,17 +11,19 @@ T = TypeVar("T")
 
 
 def pairwise(candidates: Sequence[T], settings: Callable[[T], Mapping[str, object]]) -> list[T]:
-    """Greedy and deterministic: first those that bring many new pairs, at last those that bring one."""
+    """Greedy and deterministic: always the one that brings the most pairs not seen yet."""
     pairs = [set(combinations(sorted(settings(c).items(), key=str), 2)) for c in candidates]
-    order = list(range(len(candidates)))
-    random.Random(0).shuffle(order)
     seen: set[object] = set()
     chosen: list[T] = []
-    threshold = max(map(len, pairs), default=0)
-    while threshold:
-        for index in order:
-            if len(pairs[index] - seen) >= threshold:
-                seen |= pairs[index]
-                chosen.append(candidates[index])
-        threshold = threshold * 2 // 3
+    # What a candidate brings only shrinks: the first of the heap that is up to date is the best.
+    heap = [(-len(found), index) for index, found in enumerate(pairs)]
+    heapify(heap)
+    while heap:
+        promised, index = heappop(heap)
+        brings = len(pairs[index] - seen)
+        if brings and brings < -promised:
+            heappush(heap, (-brings, index))
+        elif brings:
+            seen |= pairs[index]
+            chosen.append(candidates[index])
     return chosen

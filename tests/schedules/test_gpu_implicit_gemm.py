@@ -49,7 +49,7 @@ COVER = (
     ("rocm:gfx1100", "float16", ("gemm",)),
     ("dcu:k100-ai", "float16", ("tails", "stem")),
 )
-SAMPLE = 150  # of each chip, type and case
+SAMPLE = 60  # of each chip, type and case
 
 
 @cache
@@ -75,8 +75,8 @@ def _candidates(sample: int, seed: int) -> list[Candidate]:
 def _settings(candidate: Candidate) -> dict[str, object]:
     chip, dtype, case, s = candidate
     return {
-        "chip": (chip, dtype), "case": case, "unit": s.unit, "tile": (s.block_m * s.block_n, s.block_k),
-        "stages": s.stages, "copies": s.async_copy, "split": (s.split_k > 1, s.atomic), "swizzle": s.swizzle,
+        "chip": (chip, dtype), "case": case, "unit": s.unit, "stages": s.stages,
+        "copies": s.async_copy, "split": (s.split_k > 1, s.atomic), "swizzle": s.swizzle,
         "padded": s.pad != (0, 0, 0), "epilogue": s.epilogue, "vector": s.vector,
     }  # fmt: skip
 
@@ -84,13 +84,13 @@ def _settings(candidate: Candidate) -> dict[str, object]:
 def _small(candidate: Candidate) -> bool:
     """Quick to compile on a CPU; the large tiles are the same code with longer loops."""
     s = candidate[3]
-    return s.block_m * s.block_n <= 64 * 64 and s.block_k <= 32
+    return s.block_m * s.block_n <= 64 * 32 and s.block_k <= 32
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_pair_of_settings(part: int) -> None:
     chosen = pairwise(list(filter(_small, _candidates(SAMPLE, 0))), _settings)
-    assert len(chosen) > 48
+    assert len(chosen) > 32
     for chip, dtype, case, schedule in chosen[part::4]:
         check(schedule, _data(case, dtype), find_target(chip))
 
