@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from convopt.schedules.base import Estimate
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CLOCK = 2.4e9
 # One core of a server CPU, measured with long 1x1 convolutions: from L2, from L3, and from memory.
 L2_BYTES_PER_CYCLE = 24.0
+WAY_BYTES = 64 << 10
 L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 16.0, 3.5
 
 
@@ -145,7 +146,7 @@ class DirectConv:
         inputs = covered * step * halo * self.channel_block * 4
         chunk = min(self.feature_chunk, features)
         panel = problem.taps * self.channel_block * self.vectors * target.vector_bytes
-        passes = 1 if inputs + panel <= target.l2 // 2 else chunk
+        passes = 1 if inputs / reached_sets(problem, self.channel_block) + panel <= target.l2 // 2 else chunk
         weights = chunk * panel
         if panel > target.l2 // 2:  # read anew for every tile of pixels
             weights = int(weights * covered / self.pixels)
@@ -245,6 +246,17 @@ def _bytes_per_cycle(problem: ConvProblem, target: Target) -> float:
 
 
 @lru_cache(maxsize=4096)
+def reached_sets(problem: ConvProblem, block: int) -> float:
+    """The part of L2's sets that `block` channels of each pixel fall into: 1/4 for 128 of 512 channels.
+
+    Pixels a power of two apart begin in the same few sets; what part of a cache holds them is
+    block / gcd(pixel, way), where a way of L2 has 64 KiB (512 KiB in 8 ways, 1 MiB in 16).
+    """
+    pixel = 4 * abs(problem.x.strides[4])
+    return min(1.0, 4 * block / gcd(pixel, WAY_BYTES)) if pixel else 1.0
+
+
+@lru_cache(maxsize=4096)
 def _step(problem: ConvProblem) -> int:
     """Input pixels that an output pixel adds; 1 without taps, as in a phase of a transposed convolution."""
     return max(1, prod(min(s, k) for s, k in zip(problem.strides, problem.kernel, strict=True)))
@@ -253,6 +265,6 @@ def _step(problem: ConvProblem) -> int:
 def _row_chunks(problem: ConvProblem, target: Target, block: int, rows: int, unit: int) -> list[int]:
     """Rows (of `unit` pixels) that a task takes: all, a sixteenth, and what keeps its inputs in L2 or L1."""
     step = _step(problem)
-    row_bytes = unit * step * block * 4
+    row_bytes = int(unit * step * block * 4 / reached_sets(problem, block))
     fitting = (max(1, room // row_bytes) for room in (target.l2 // 3, target.l1 // 2))
     return sorted({min(rows, chunk) for chunk in (rows, -(-rows // 16), -(-rows // 4), *fitting)})

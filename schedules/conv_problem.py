@@ -107,17 +107,18 @@ def with_narrow_weight(problem: ConvProblem) -> tuple[TensorView, ...]:
 
 
 def pack_weight(weight: Array, channel_block: int, tile: int) -> Array:
-    """(g, k, c, kd, kh, kw) to (g, k/tile, c/channel_block, kd, kh, kw, channel_block, tile), k padded by
+    """(g, k, c, kd, kh, kw) to (g, c/channel_block, k/tile, kd, kh, kw, channel_block, tile), k padded by
     zeros.
 
-    A kernel then reads one contiguous panel from beginning to end for each tile of pixels.
+    A kernel then reads one contiguous panel from beginning to end for each tile of pixels, and the panel that
+    it needs next lies behind it.
     """
     g, k, c, *taps = weight.shape
     blocks = -(-k // tile)
     padded = np.zeros((g, blocks * tile, c, *taps), np.float32)
     padded[:, :k] = weight
     split = padded.reshape(g, blocks, tile, c // channel_block, channel_block, *taps)
-    return np.ascontiguousarray(split.transpose(0, 1, 3, 5, 6, 7, 4, 2))
+    return np.ascontiguousarray(split.transpose(0, 3, 1, 5, 6, 7, 4, 2))
 
 
 def pack_bias(bias: Array, tile: int) -> Array:

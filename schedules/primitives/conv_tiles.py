@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def direct_kernel(
     feature_chunks = -(-features // schedule.feature_chunk)
     extents = [a.extent for a in axes]
     rows = -(-prod(extents) // schedule.pixels) if schedule.flat else prod(extents[:-1])
+    row_chunk = min(rows, schedule.row_chunk)
     row_chunks = -(-rows // schedule.row_chunk)
     panels = problem.channels // schedule.channel_block
     with kernel(symbol, operands) as body:
@@ -86,13 +88,25 @@ def direct_kernel(
                     # Positions past the end repeat the last one: the same value is stored twice.
                     last, first = prod(extents) - 1, row * schedule.pixels
                     indices = [unravel(tirx.min(first + i, last), extents) for i in range(schedule.pixels)]
-                    tile(place, [offsets(axes, index) for index in indices])
-                for start, count, size in [] if schedule.flat else balanced(extents[-1], schedule.pixels):
+                    tile(place, [offsets(axes, index) for index in indices], Turn(r, row_chunk))
+                runs = [] if schedule.flat else balanced(extents[-1], schedule.pixels)
+                in_row = sum(count for _, count, _ in runs)
+                for number, (start, count, size) in enumerate(runs):
+                    before = runs[0][1] if number else 0
                     outer = unravel(row, extents[:-1]) if len(extents) > 1 else []
                     with T.serial(0, count) as t:
                         first = start + t * size
-                        tile(place, [offsets(axes, [*outer, first + i]) for i in range(size)])
+                        positions = [offsets(axes, [*outer, first + i]) for i in range(size)]
+                        tile(place, positions, Turn(r * in_row + before + t, row_chunk * in_row))
     return body.function
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The how-manieth tile it is of those that pass over one panel of weights."""
+
+    index: Any
+    count: int
 
 
 class Tile:
@@ -101,13 +115,13 @@ class Tile:
     def __init__(
         self, schedule: DirectConv, problem: ConvProblem, target: Target, buffers: list[Any]
     ) -> None:
-        self.schedule, self.problem, self.lanes = schedule, problem, target.lanes
+        self.schedule, self.problem, self.lanes, self.l2 = schedule, problem, target.lanes, target.l2
         self.x, self.weight, *rest = buffers
         self.bias = rest.pop(0) if problem.bias else None
         *self.others, self.y = rest
         self.features = -(-problem.features // (target.lanes * schedule.vectors))
 
-    def __call__(self, place: tuple[Any, Any, Any], positions: list[Position]) -> None:
+    def __call__(self, place: tuple[Any, Any, Any], positions: list[Position], turn: Turn) -> None:
         group, feature, panel = place
         problem, schedule, lanes = self.problem, self.schedule, self.lanes
         vectors, tile_k = schedule.vectors, schedule.vectors * lanes
@@ -141,10 +155,34 @@ class Tile:
             each_width(lambda width: self._store(group, channel0, positions, sums, width, last))
 
         branch(panel == 0, panels > 1, start, resume)
-        self.reduce(place, positions, sums)
+        self.reduce(place, positions, sums, turn)
         branch(panel == panels - 1, panels > 1, lambda: finish(True), lambda: finish(False))
 
-    def reduce(self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]]) -> None:
+    def panel_at(self, place: tuple[Any, Any, Any]) -> Any:
+        """Where the weights of a tile of channels begin (see `pack_weight`)."""
+        group, feature, panel = place
+        panels = self.problem.channels // self.schedule.channel_block
+        return ((group * panels + panel) * self.features + feature) * self.panel_size
+
+    @property
+    def panel_size(self) -> int:
+        """Elements."""
+        return self.problem.taps * self.schedule.channel_block * self.schedule.vectors * self.lanes
+
+    def ask_for_next_panel(self, base: Any, turn: Turn, step: Any, per_step: int, itemsize: int) -> None:
+        """Weights that L2 can't hold come from beyond it while the panel before them is used.
+
+        Each tile asks for its share of the next panel, one cache line in each of its steps, which read
+        `per_step` weights.
+        """
+        panels = self.problem.channels // self.schedule.channel_block
+        if itemsize * self.features * panels * self.panel_size > self.l2 // 2:
+            share, stride = -(-self.panel_size // turn.count), -(-per_step // turn.count)
+            prefetch(self.weight, base + self.panel_size + turn.index * share + step * stride)
+
+    def reduce(
+        self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]], turn: Turn
+    ) -> None:
         group, feature, panel = place
         problem, schedule, lanes = self.problem, self.schedule, self.lanes
         tile_k, block = schedule.vectors * lanes, schedule.channel_block
@@ -154,7 +192,7 @@ class Tile:
         dd, dh, dw = problem.dilations
         pd, ph, pw = problem.pads
         origin = group * x_group + panel * block * x_c - pd * x_d - ph * x_h - pw * x_w
-        base = ((group * self.features + feature) * panels + panel) * (problem.taps * block * tile_k)
+        base = self.panel_at(place)
         # A kernel row whose pixels touch is one run of floats: longer loops for stems with 1 or 3 channels.
         if block == problem.channels and dw * x_w == block * x_c:
             kw, block = 1, kw * block
@@ -163,8 +201,10 @@ class Tile:
         with T.serial(0, kd) as d, T.serial(0, kh) as h, T.serial(0, kw) as w, T.serial(0, block) as c:
             if streams:
                 prefetch(self.x, positions[0][0] + origin + (block + c) * len(positions))
+            at_step = ((d * kh + h) * kw + w) * block + c
+            self.ask_for_next_panel(base, turn, at_step, tile_k, 4)
             tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * x_c
-            step = base + (((d * kh + h) * kw + w) * block + c) * tile_k
+            step = base + at_step * tile_k
             for i, (x_at, _, _) in enumerate(positions):
                 value = widened(splat(self.x[x_at + tap], lanes))
                 for v in range(schedule.vectors):

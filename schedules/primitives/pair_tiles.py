@@ -8,7 +8,7 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.conv_tiles import Position, Tile
+from convopt.schedules.primitives.conv_tiles import Position, Tile, Turn
 from convopt.schedules.primitives.emit import hold, lanes_at, splat
 from convopt.targets import CpuTarget
 
@@ -61,20 +61,23 @@ class PairTile(Tile):
         super().__init__(schedule, problem, target, buffers)
         self.products = PairProducts(target)
 
-    def reduce(self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]]) -> None:
-        group, feature, panel = place
+    def reduce(
+        self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]], turn: Turn
+    ) -> None:
+        group, _, panel = place
         problem, schedule, lanes = self.problem, self.schedule, self.lanes
         tile_k, block = schedule.vectors * lanes, schedule.channel_block
-        panels = problem.channels // block
         x_group, (x_d, x_h, x_w, _) = problem.x.strides[0], problem.x.strides[2:]
         (kd, kh, kw), (dd, dh, dw), (pd, ph, pw) = problem.kernel, problem.dilations, problem.pads
         origin = group * x_group + panel * block - pd * x_d - ph * x_h - pw * x_w
-        base = ((group * self.features + feature) * panels + panel) * (problem.taps * block * tile_k)
+        base = self.panel_at(place)
         zero, pairs = lanes_at(0, lanes), block // 2
         loops = T.serial(0, kd), T.serial(0, kh), T.serial(0, kw), T.serial(0, pairs)
         with self.products.imported(), loops[0] as d, loops[1] as h, loops[2] as w, loops[3] as c:
             tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * 2
-            step = base + (((d * kh + h) * kw + w) * pairs + c) * (2 * tile_k)
+            at_step = ((d * kh + h) * kw + w) * pairs + c
+            self.ask_for_next_panel(base, turn, at_step, 2 * tile_k, 2)
+            step = base + at_step * (2 * tile_k)
             weights = [
                 T.reinterpret(f"int32x{lanes}", self.weight[lanes_at(step + 2 * v * lanes, 2 * lanes)])
                 for v in range(schedule.vectors)

@@ -210,7 +210,7 @@ def test_packed_weights() -> None:
     weight = np.arange(2 * 5 * 6 * 1 * 2 * 3, dtype=np.float32).reshape(2, 5, 6, 1, 2, 3)
     packed = pack_weight(weight, 3, 4)
     assert packed.shape == (2, 2, 2, 1, 2, 3, 3, 4)
-    for g, block, panel, d, h, w, c, k in np.ndindex(*packed.shape):
+    for g, panel, block, d, h, w, c, k in np.ndindex(*packed.shape):
         feature = block * 4 + k
         expected = weight[g, feature, panel * 3 + c, d, h, w] if feature < 5 else 0
-        assert packed[g, block, panel, d, h, w, c, k] == expected
+        assert packed[g, panel, block, d, h, w, c, k] == expected
