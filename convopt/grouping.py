@@ -16,6 +16,7 @@ from convopt.passes.assign_layout import AssignLayout
 from convopt.passes.base import After, Pass
 from convopt.passes.group_kernels import GroupKernels
 from convopt.passes.lower_batchnorm import LowerBatchNorm
+from convopt.passes.lower_normalization import LowerNormalization
 from convopt.passes.narrow_storage import NarrowStorage
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import choose_plan, plan_seconds
@@ -27,7 +28,8 @@ DETERMINISTIC_THREADS = 4  # that deterministic choices are made for, whatever t
 def kernel_passes(refused: Mapping[str, str], precision: Precision = FP32) -> tuple[Pass, ...]:
     """From standard ONNX with static shapes to groups with layouts; `refused` (node: reason) fall back."""
     narrow = () if precision.name == "fp32" else (NarrowStorage(precision),)
-    return LowerBatchNorm(), GroupKernels(tuple(refused.items())), AssignLayout(), *narrow
+    arithmetic = LowerBatchNorm(), LowerNormalization()
+    return *arithmetic, GroupKernels(tuple(refused.items())), AssignLayout(), *narrow
 
 
 def lower_graph(

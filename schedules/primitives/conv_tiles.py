@@ -183,10 +183,9 @@ class Tile:
     def reduce(
         self, place: tuple[Any, Any, Any], positions: list[Position], sums: list[list[Any]], turn: Turn
     ) -> None:
-        group, feature, panel = place
+        group, _, panel = place
         problem, schedule, lanes = self.problem, self.schedule, self.lanes
         tile_k, block = schedule.vectors * lanes, schedule.channel_block
-        panels = problem.channels // block
         x_group, (x_d, x_h, x_w, x_c) = problem.x.strides[0], problem.x.strides[2:]
         kd, kh, kw = problem.kernel
         dd, dh, dw = problem.dilations
