@@ -4,8 +4,13 @@ With 4 output channels most lanes of a vector of outputs are empty. Here an accu
 of one pixel and one output channel over the lanes of the reduction; its lanes are added up once at the end.
 
     task (group, chunk of tiles of pixels)
-      for tap, for vector of input channels:  acc[pixel][k] += x[pixel] * w[k]
-      y[pixel, k] = epilogue(sum of the lanes of acc[pixel][k] + bias[k])
+      for panel of kernel rows
+        for tile of pixels:  acc = 0, or what the panels before left in the scratch
+          for tap, for vector of input channels:  acc[pixel][k] += x[pixel] * w[k]
+          last panel:  y[pixel, k] = epilogue(sum of the lanes of acc[pixel][k] + bias[k])
+
+All weights at once are one panel. Where they outgrow L1, each kernel row is a panel of its own: a tile reads
+every weight once, and few pixels would make L2 the limit.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from convopt.schedules.base import Estimate
-from convopt.schedules.conv_direct import CLOCK, position_axes
+from convopt.schedules.conv_direct import CLOCK, L2_BYTES_PER_CYCLE, position_axes
 from convopt.schedules.conv_problem import Array, ConvProblem
 
 if TYPE_CHECKING:
@@ -39,11 +44,13 @@ class FewFeaturesConv:
     """pixels: output positions of a tile, each with an accumulator per output channel.
 
     tile_chunk: tiles of pixels that a task takes; tiles run across rows, the last one repeats pixels.
+    panels: 1, or the kernel's rows.
     """
 
     name: ClassVar[str] = "few-features"
     pixels: int
     tile_chunk: int
+    panels: int = 1
 
     @classmethod
     def space(cls, problem: ConvProblem, target: Target) -> Iterator[FewFeaturesConv]:
@@ -51,8 +58,8 @@ class FewFeaturesConv:
         for pixels in range(1, min(most, 12) + 1):
             tiles = -(-problem.pixels // pixels)
             for tasks in (1, 4, 16, 64):
-                if tasks <= tiles:
-                    yield cls(pixels, -(-tiles // tasks))
+                for panels in {1, prod(problem.kernel[:2])} if tasks <= tiles else ():
+                    yield cls(pixels, -(-tiles // tasks), panels)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
         if problem.features > MOST_FEATURES:
@@ -62,19 +69,35 @@ class FewFeaturesConv:
         _, run = contiguous_run(problem)
         if run % target.lanes:
             return f"runs of {run} inputs are no multiple of {target.lanes}"
+        if self.panels not in (1, prod(problem.kernel[:2])):
+            return f"{self.panels} panels of {prod(problem.kernel[:2])} kernel rows"
         used = self.pixels * problem.features + 2
         return (
             f"{used} vector registers > {target.vector_registers}" if used > target.vector_registers else None
         )
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:
-        """Two multiply-adds and two loads a cycle; adding up an accumulator takes about 10 cycles."""
+        """Two multiply-adds and two loads a cycle, weights from L1 or L2.
+
+        Adding up an accumulator takes about 10 cycles, keeping and fetching it again 2.
+        """
         accumulators = self.pixels * problem.features
         loads = (self.pixels + problem.features) / 2
         step = max(accumulators / 2, loads, 4.0)
+        if problem.taps * problem.channels * problem.features * 4 // self.panels > target.l1 * 3 // 4:
+            step = max(step, problem.features * target.vector_bytes / L2_BYTES_PER_CYCLE)
         steps = problem.taps * problem.channels / target.lanes
         tiles = -(-problem.pixels // self.pixels)
-        cycles = problem.groups * tiles * (steps * step + 10.0 * accumulators + 20.0)
+        cycles = (
+            problem.groups
+            * tiles
+            * (
+                steps * step
+                + 10.0 * accumulators
+                + (self.panels - 1) * 2.0 * accumulators
+                + 20.0 * self.panels
+            )
+        )
         return Estimate(cycles / CLOCK, 0.0)
 
     def tasks(self, problem: ConvProblem, target: Target) -> int:
@@ -82,7 +105,11 @@ class FewFeaturesConv:
         return problem.groups * -(-tiles // self.tile_chunk)
 
     def scratch_bytes(self, problem: ConvProblem, target: Target) -> int:
-        return 0
+        """The accumulators of a task between two panels."""
+        if self.panels == 1:
+            return 0
+        tiles = min(self.tile_chunk, -(-problem.pixels // self.pixels))
+        return tiles * self.pixels * problem.features * target.vector_bytes
 
     def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
         """Weight (g, k, c, kd, kh, kw) to (g, kd, kh, vectors of (kw, c), k, lanes)."""
@@ -97,19 +124,21 @@ class FewFeaturesConv:
 
         from convopt.schedules.primitives.conv_tiles import offsets, unravel
         from convopt.schedules.primitives.emit import kernel
-        from convopt.schedules.primitives.few_features_tile import few_features_tile
+        from convopt.schedules.primitives.few_features_tile import FewFeaturesTile
 
         axes = position_axes(problem)
         extents = [a.extent for a in axes]
         tiles = -(-prod(extents) // self.pixels)
         chunks = -(-tiles // self.tile_chunk)
         with kernel(symbol, problem.operands) as body, body.task() as task:
+            tile = FewFeaturesTile(self, problem, target, body)
             group, first = task // chunks, task % chunks * self.tile_chunk
-            with T.serial(0, tirx.min(tiles - first, self.tile_chunk)) as t:
+            count = tirx.min(tiles - first, self.tile_chunk)
+            with T.serial(0, self.panels) as panel, T.serial(0, count) as t:
                 start = (first + t) * self.pixels
                 indices = [
                     unravel(tirx.min(start + i, prod(extents) - 1), extents) for i in range(self.pixels)
                 ]
                 positions = [offsets(axes, index) for index in indices]
-                few_features_tile(problem, target, body.buffers, group, positions)
+                tile(group, panel, t, positions)
         return body.function

@@ -59,6 +59,8 @@ def test_refusals() -> None:
     schedule = FewFeaturesConv(2, 1)
     assert schedule.why_not(Case(16, 9, (1, 5, 5)).problem, HOST) == "9 output channels > 8"
     assert "no multiple" in str(schedule.why_not(Case(5, 2, (1, 5, 5)).problem, HOST))
+    rows = FewFeaturesConv(2, 1, 3).why_not(Case(16, 2, (1, 5, 5), kernel=(1, 2, 3)).problem, HOST)
+    assert rows == "3 panels of 2 kernel rows"
     planar = Case(16, 2, (1, 5, 5), x_planar=True).problem
     assert schedule.why_not(planar, HOST) == "input channels are not contiguous"
     assert "vector registers >" in str(FewFeaturesConv(12, 1).why_not(Case(16, 4, (1, 5, 5)).problem, HOST))
