@@ -109,12 +109,18 @@ OPENCL = GpuTarget(
     128, 0, 0.1e12, static_shared=32 * KB, most_threads=256,
 )  # fmt: skip
 
-_ALL = (A100, H100, H200, MI210, MI250X, MI300X, RX7900XTX, K100_AI, K100, Z100, BW200, OPENCL)
+# AMD's GPUs by HIP source and the vendor's compiler, where the machine with the GPU has ROCm.
+_BY_HIP = tuple(
+    replace(t, name=t.name.replace("rocm:", "hip:"), kind="hip") for t in (MI210, MI250X, MI300X, RX7900XTX)
+)
+_ALL = (
+    A100, H100, H200, MI210, MI250X, MI300X, RX7900XTX, *_BY_HIP, K100_AI, K100, Z100, BW200, OPENCL,
+)  # fmt: skip
 GPU_TARGETS: dict[str, GpuTarget] = {target.name: target for target in _ALL}
 
 
 def find_target(name: str) -> GpuTarget:
-    """The GPU of that name, e.g. "cuda:sm_90", "rocm:gfx942", "dcu:k100-ai", "opencl".
+    """The GPU of that name, e.g. "cuda:sm_90", "rocm:gfx942", "hip:gfx942", "dcu:k100-ai", "opencl".
 
     Raises:
         InputError: no such target; the text lists those there are.

@@ -15,17 +15,13 @@ from convopt.errors import CompileError
 from convopt.runtime import hipcc
 from convopt.runtime.device import open_device
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
-from convopt.targets import GpuTarget, find_target
+from convopt.targets import find_target
 from convopt.targets.matrix_units import MATRIX_UNITS, MFMA_16, MMAC_16
 from tests.hip.kernels import K100_AI, MATRIX, SIMT, assembly, problem, run_conv, source_of, spills
 from tests.hip.stub_device import Stub
 
 pytestmark = pytest.mark.hip
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
-
-
-def as_hip(name: str) -> GpuTarget:
-    return replace(find_target(name), kind="hip")
 
 
 @pytest.mark.parametrize(
@@ -106,9 +102,9 @@ def test_mmac_source_compiles_with_a_declared_builtin(tmp_path: Path) -> None:
     assert spills(text) == 0 and "v_mfma" not in text
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("rocm:gfx90a", "float16"), ("rocm:gfx942", "bfloat16")])
+@pytest.mark.parametrize(("name", "dtype"), [("hip:gfx90a", "float16"), ("hip:gfx942", "bfloat16")])
 def test_mfma_is_used_where_the_compiler_has_it(name: str, dtype: str, tmp_path: Path) -> None:
-    target = as_hip(name)
+    target = find_target(name)
     for unit in ("mfma.16x16x16", "mfma.32x32x8"):
         schedule = replace(MATRIX, part_n=32, unit=unit, block_m=64, block_n=64)
         code = source_of(schedule, problem(dtype), target)

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 #define __global__ __attribute__((visibility("default")))
@@ -62,21 +63,21 @@ inline void wait(Barrier& barrier) {
   thread_index = mine;
 }
 
+template <size_t... I>
+inline void call(std::index_sequence<I...>) {
+  ((void (*)(decltype((void*)I)...))block.kernel)(block.arguments[I]...);
+}
+
+template <int COUNT>
+inline void call_with() {
+  if (block.count == COUNT) return call(std::make_index_sequence<COUNT>());
+  if constexpr (COUNT < 16) return call_with<COUNT + 1>();
+  fprintf(stderr, "stub: a kernel of %d arguments\n", block.count);
+  abort();
+}
+
 inline void entry() {
-  void** a = block.arguments;
-  switch (block.count) {
-#define P(i) a[i]
-    case 1: ((void (*)(void*))block.kernel)(P(0)); break;
-    case 2: ((void (*)(void*, void*))block.kernel)(P(0), P(1)); break;
-    case 3: ((void (*)(void*, void*, void*))block.kernel)(P(0), P(1), P(2)); break;
-    case 4: ((void (*)(void*, void*, void*, void*))block.kernel)(P(0), P(1), P(2), P(3)); break;
-    case 5: ((void (*)(void*, void*, void*, void*, void*))block.kernel)(P(0), P(1), P(2), P(3), P(4)); break;
-    case 6:
-      ((void (*)(void*, void*, void*, void*, void*, void*))block.kernel)(P(0), P(1), P(2), P(3), P(4), P(5));
-      break;
-#undef P
-    default: fprintf(stderr, "stub: a kernel of %d arguments\n", block.count); abort();
-  }
+  call_with<1>();
   block.threads[block.current].done = true;
   setcontext(&block.scheduler);
 }
