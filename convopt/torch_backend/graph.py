@@ -122,6 +122,7 @@ class _Attempt:
 
     def __init__(self, graph: TorchGraph, args: Sequence[Any], threads: int, refused: dict[str, str]) -> None:
         self.args, self.settings, self.threads, self.refused = args, graph.settings, threads, refused
+        self.original = graph.module
         self.module = bound(graph.module, args) if graph.symbolic else copied(graph.module)
         placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         self.index = {node.name: i for i, node in enumerate(placeholders)}
@@ -175,8 +176,8 @@ class _Attempt:
         folded = [Placement(name, op, "folded", "") for name, op in self.constants.folded]
         return GraphReport(
             (*self.cut.placement(), *folded),
-            len(self.parts),
-            tuple(part.compiled.placement for part in self.parts),
+            tuple(part.loaded.program for part in self.parts),
+            self.original,
         )
 
     def _verified(self) -> dict[str, str]:

@@ -6,7 +6,9 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 
-from convopt.runtime.program import Placement
+from torch.fx import GraphModule
+
+from convopt.runtime.program import Placement, Program
 
 logger = logging.getLogger("convopt.torch")
 
@@ -16,13 +18,13 @@ class GraphReport:
     """One graph, compiled for one set of input shapes.
 
     placement: every ATen operator: "compiled", "view" (costs nothing, torch does it), "folded" (computed
-    beforehand) or "fallback" (stays in torch, `detail` says why). parts: how many compiled parts it was cut
-    into. placements: those of the parts' own operators, as `CompiledModule.placement` has them.
+    beforehand) or "fallback" (stays in torch, `detail` says why). programs: of the compiled parts that it was
+    cut into. module: the graph before the cut, whose nodes `placement` names.
     """
 
     placement: tuple[Placement, ...]
-    parts: int
-    placements: tuple[tuple[Placement, ...], ...] = ()
+    programs: tuple[Program, ...]
+    module: GraphModule
 
     @property
     def fallbacks(self) -> tuple[Placement, ...]:
@@ -32,7 +34,7 @@ class GraphReport:
         """One line, then one for each operator that stays in torch."""
         counts = Counter(place.where for place in self.placement)
         text = ", ".join(f"{counts[where]} {where}" for where in ("compiled", "view", "folded", "fallback"))
-        lines = [f"{len(self.placement)} ATen operators in {self.parts} compiled parts: {text}"]
+        lines = [f"{len(self.placement)} ATen operators in {len(self.programs)} compiled parts: {text}"]
         lines += [f"  stays in torch: {p.op} {p.node}: {p.detail}" for p in self.fallbacks]
         return "\n".join(lines)
 

@@ -7,7 +7,7 @@ values are BOOL. Integer tensors take part as constants, or as numbers that ente
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,13 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class OnDemand:
+    """A result of an operator that is worth its nodes only where something reads it."""
+
+    make: Callable[[], ir.Value]
+
+
+@dataclass(frozen=True)
 class Tensor:
     """A tensor argument. `dtype` is torch's; `array` is what it holds, None for what only a call knows."""
 
@@ -47,7 +54,6 @@ class Tensor:
 
 
 Operand = Tensor | ir.Value | float | bool | Sequence[int] | None
-Result = ir.Value | Tensor | Missing
 
 
 class Builder:

@@ -7,14 +7,18 @@ padding. They are written as explicit end pads, which may be less than those giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from itertools import product
+from math import inf, prod
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import torch
 
-from convopt.frontends.torch.builder import Builder, Missing, Operand, Tensor, Untranslatable
+from convopt.frontends.torch.builder import Builder, Missing, OnDemand, Operand, Tensor, Untranslatable
 
 aten = torch.ops.aten
+MOST_ELEMENTS = 64  # of a window whose maximum's place is wanted: each is a slice
 MOST_WINDOWS = 64  # of one axis of an adaptive pool whose windows differ: each is a node
 
 
@@ -57,9 +61,63 @@ def _max_pool(rank: int) -> Callable[..., Any]:
             "MaxPool", _batched(b, self, rank), kernel_shape=kernel, strides=strides,
             dilations=dilations, pads=[*pads, *end],
         )  # fmt: skip
-        return _as_given(b, made, self, rank), Missing("the indices of the maxima")
+        indices = OnDemand(lambda: _indices(b, self, kernel, strides, dilations, pads, end))
+        return _as_given(b, made, self, rank), indices
 
     return translate
+
+
+def _indices(
+    b: Builder,
+    x: Tensor,
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    begin: list[int],
+    end: list[int],
+) -> ir.Value:
+    """Where each maximum is: its offset in its image, as a number that float32 holds exactly.
+
+    The first of equal elements, as in ATen. A window's elements are taken one after the other, each a strided
+    slice of the padded input, beside the offsets that they have.
+    """
+    rank, spatial, outputs = len(kernel), x.shape[-len(kernel) :], b.shape[-len(kernel) :]
+    if prod(spatial) >= 1 << 24 or prod(kernel) > MOST_ELEMENTS:
+        raise Untranslatable("indices of so many elements")
+    padded = b.reshape(x, (-1, 1, *spatial))
+    if any((*begin, *end)):
+        padded = b.op("Pad", padded, [0, 0, *begin, 0, 0, *end], -inf)
+    axes, best, where = [*range(2, rank + 2)], None, None
+    for tap in product(*map(range, kernel)):
+        first = [t * d for t, d in zip(tap, dilations, strict=True)]
+        last = [f + (o - 1) * s + 1 for f, o, s in zip(first, outputs, strides, strict=True)]
+        positions = [
+            np.arange(o) * s + f - p for o, s, f, p in zip(outputs, strides, first, begin, strict=True)
+        ]
+        found = b.op("Slice", padded, first, last, axes, strides)
+        grid = [
+            # Before the image: the window's first element inside, which stands where all are -inf.
+            np.clip(np.where(at < 0, at % d, at), 0, n - 1)
+            for at, d, n in zip(positions, dilations, spatial, strict=True)
+        ]
+        offsets = np.ravel_multi_index(np.meshgrid(*grid, indexing="ij"), spatial).astype(np.float32)
+        offset = b.constant(offsets.reshape(1, 1, *outputs))
+        if best is None:
+            best, where = found, offset
+            continue
+        # A window's first elements may lie in the padding: -inf there gives way to anything inside it.
+        inside = np.ones(outputs, bool)
+        for axis, (at, n) in enumerate(zip(positions, spatial, strict=True)):
+            shape = [-1 if a == axis else 1 for a in range(rank)]
+            inside &= ((at >= 0) & (at < n)).reshape(shape)
+        taken = b.op("Greater", found, best)
+        if not inside.all():
+            taken = b.op("And", taken, b.constant(inside.reshape(1, 1, *outputs)))
+        best, where = b.op("Where", taken, found, best), b.op("Where", taken, offset, where)
+    assert best is not None
+    if prod(kernel) == 1:
+        where = b.op("Expand", where, (prod(x.shape[:-rank]), 1, *outputs))
+    return b.reshape(where, b.shape)
 
 
 def _as_given(b: Builder, made: Operand, x: Tensor, rank: int) -> Any:

@@ -16,7 +16,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from convopt.frontends.torch import elementwise, movement, norms, pools, products
-from convopt.frontends.torch.builder import FLOATS, Builder, Missing, Tensor, Untranslatable, as_array
+from convopt.frontends.torch.builder import (
+    FLOATS,
+    Builder,
+    Missing,
+    OnDemand,
+    Tensor,
+    Untranslatable,
+    as_array,
+)
 from convopt.ir.values import unique_name
 
 TABLE: dict[Any, Callable[..., Any]] = {
@@ -154,6 +162,9 @@ class _Walk:
         result = results[which]
         if isinstance(result, Missing):
             raise Untranslatable(f"{result.why} are wanted")
+        if isinstance(result, OnDemand):
+            self.builder.stem, self.builder.out = node.name, out
+            return self._tensors(result.make(), out)
         return result
 
     def _tensors(self, result: Any, out: Any) -> Any:

@@ -1,0 +1,156 @@
+"""`convopt.optimize` of modules, fx graphs and exported programs; artifacts; wrong uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import convopt
+from convopt.errors import ArtifactError, ConvoptError, InputError, ModelError
+from tests.torch.nets import made
+from tests.torch.support import compiled
+
+ROOT = Path(__file__).parents[2]
+LOADED = """
+import sys, numpy as np, convopt
+y = convopt.load(sys.argv[1])(np.load(sys.argv[2]))
+assert not {"torch", "onnxruntime", "tvm"} & set(sys.modules), "a heavy import"
+np.save(sys.argv[3], y)
+"""
+BY_NAME = """
+import torch
+options = {"report": lambda report: print(report.summary())}
+call = torch.compile(torch.nn.Conv2d(1, 2, 3), backend="convopt", options=options)
+with torch.no_grad():
+    call(torch.ones(1, 1, 4, 4))
+"""
+
+
+def test_modules_graphs_and_programs() -> None:
+    net, x = made("unet")
+    with torch.no_grad():
+        want = net(x)
+    program = torch.export.export(net, (x,))
+    for source, given in ((net, (x,)), (torch.fx.symbolic_trace(net), (x,)), (program, None)):
+        module = convopt.optimize(source, example_inputs=given, threads=1, verify="raise")
+        torch.testing.assert_close(module(x), want, rtol=1e-4, atol=1e-5)
+        assert {place.where for place in module.placement} == {"compiled"}
+        assert "0 fallback" in module.summary()
+
+
+def test_dynamic_shapes_of_export() -> None:
+    net, x = made("unet")
+    batch = torch.export.Dim("batch", min=1, max=8)
+    module = convopt.optimize(net, example_inputs=(x.repeat(2, 1, 1, 1),), dynamic_shapes=({0: batch},))
+    with torch.no_grad():
+        y = torch.randn(3, *x.shape[1:])
+        torch.testing.assert_close(module(y), net(y), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="'x': expected shape"):
+        module(torch.randn(1, 3, 18, 20))
+
+
+def test_an_artifact_loads_without_torch(tmp_path: Path) -> None:
+    net, x = made("resnet")
+    convopt.optimize(net, example_inputs=(x,)).save(tmp_path / "net.convopt")
+    np.save(tmp_path / "x.npy", x.numpy())
+    arguments = [str(tmp_path / name) for name in ("net.convopt", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", LOADED, *arguments], check=True, cwd=ROOT)
+    with torch.no_grad():
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), net(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_artifact_that_needs_torch_is_refused(tmp_path: Path) -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu().sort(-1).values + 1
+
+    module = convopt.optimize(Sorted(), example_inputs=(torch.randn(3, 5),))
+    with pytest.raises(ArtifactError, match=r"needs torch: sort.*no translation of aten\.sort"):
+        module.save(tmp_path / "m.convopt")
+
+
+@pytest.fixture
+def entry_point(tmp_path: Path) -> str:
+    """Code that makes the entry point known that pyproject.toml declares, installed or not."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [f"{k} = {v}" for k, v in declared["torch_dynamo_backends"].items()]
+    info = tmp_path / "convopt_here-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: convopt-here\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torch_dynamo_backends]\n" + "\n".join(lines) + "\n")
+    return f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+
+
+def test_the_backend_is_found_by_name(entry_point: str) -> None:
+    command = [sys.executable, "-c", entry_point + BY_NAME]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "1 compiled, 0 view, 0 folded, 0 fallback" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "example, words",
+    [
+        ("torch_compile", "0 fallback"),
+        ("onnx_model", "convs compiled: 1 of 1"),
+        ("save_and_ship", "shipped: [["),
+    ],
+)
+def test_examples_run(example: str, words: str, entry_point: str) -> None:
+    path = ROOT / "examples" / f"{example}.py"
+    run = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", entry_point + run]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert words in result.stdout
+
+
+def test_wrong_uses_are_named() -> None:
+    net, x = made("resnet")
+    module = convopt.optimize(net, example_inputs=(x,))
+    for match, call in {
+        "needs example_inputs": lambda: convopt.optimize(net),
+        "example_inputs is a tensor": lambda: convopt.optimize(net, example_inputs=x),
+        "no shapes": lambda: convopt.optimize(net, {"x": (1, 3, 8, 8)}, example_inputs=(x,)),
+        "option 'nonsense'": lambda: convopt.optimize(net, example_inputs=(x,), nonsense=1),
+        "verify is 'perhaps'": lambda: convopt.optimize(net, example_inputs=(x,), verify="perhaps"),
+        "changes '1.running_mean'": lambda: convopt.optimize(made("resnet")[0].train(), example_inputs=(x,)),
+        "expected shape": lambda: module(x[:1]),
+        "expected torch.float32": lambda: module(x.double()),
+        "got ndarray": lambda: module(x.numpy()),
+        "on cpu, got one on meta": lambda: module(x.to("meta")),
+        "wants a gradient": lambda: module(x.requires_grad_()),
+        "of the form": lambda: module(x, x),
+    }.items():
+        with pytest.raises(InputError, match=match):
+            call()
+
+
+def test_control_flow_by_data_is_refused_with_the_remedy() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match=r"Branch: torch.export can't capture it.*torch\.compile"):
+        convopt.optimize(Branch(), example_inputs=(torch.ones(3),))
+
+
+def test_other_devices_and_types() -> None:
+    """A meta tensor is an error that says so, complex numbers stay in torch."""
+    with pytest.raises(Exception, match="a tensor on meta, the target is 'cpu'") as caught, torch.no_grad():
+        compiled(nn.Conv2d(1, 1, 1, device="meta"))[0](torch.ones(1, 1, 2, 2, device="meta"))
+    assert any(
+        isinstance(e, ConvoptError)
+        for e in (caught.value, caught.value.__cause__, getattr(caught.value, "inner_exception", None))
+    )
+    x = torch.randn(1, 2, 4, 4, dtype=torch.complex64)
+    conv = nn.Conv2d(2, 3, 3).to(torch.complex64)
+    call, reports = compiled(conv)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), conv(x))
+    assert reports == [] or reports[0].fallbacks

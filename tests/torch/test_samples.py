@@ -1,0 +1,115 @@
+"""torch's own operator samples: equal to eager, and how many of them are really compiled."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from convopt.torch_backend.report import GraphReport
+from tests.torch.support import Call, Calls, compiled
+
+CONVS_AND_POOLS = re.compile(r"nn\.functional\.(conv\d|conv_transpose|(adaptive_|fractional_)?\w+_pool\d)")
+NORMS = re.compile(r"nn\.functional\.(batch|group|instance|layer|local_response|rms)_norm")
+ACTIVATIONS = re.compile(
+    r"nn\.functional\.(celu|elu|gelu|glu|hard\w+|leaky_relu|logsigmoid|mish|prelu|relu\d?|rrelu|selu|silu|soft\w+"
+    r"|tanhshrink|threshold)$|sigmoid$|tanh$|softmax$|log_softmax$"
+)
+MOVES = re.compile(r"nn\.functional\.(interpolate|upsample_\w+|pad)$")
+GROUPS = {"conv and pool": CONVS_AND_POOLS, "norm": NORMS, "activation": ACTIVATIONS, "move": MOVES}
+PER_GRAPH = 48
+# Of the thousands of samples of these pools every 11th is taken: their arguments are a full product, of
+# counts that 11 doesn't divide.
+EVERY = 11
+MANY = re.compile(r"nn\.functional\.(fractional_)?max_pool")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Tally:
+    samples: int = 0
+    compiled: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+def operators(pattern: re.Pattern[str], dtype: torch.dtype) -> Iterator[Any]:
+    for op in op_db:
+        if pattern.match(op.name) and dtype in op.supported_dtypes("cpu"):
+            yield op
+
+
+def sample_calls(op: Any, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, Call]]:
+    """The samples that a module can have: its input is a tensor, and it is in evaluation mode."""
+    every = EVERY if MANY.match(op.name) else 1
+    for index, sample in enumerate(op.sample_inputs("cpu", dtype)):
+        if index % every or not isinstance(sample.input, torch.Tensor) or sample.kwargs.get("training"):
+            continue
+        yield sample.input.detach(), Call(op.op, sample.args, sample.kwargs)
+
+
+def run(op: Any, dtype: torch.dtype, tally: Tally) -> None:
+    """Compares every sample of the operator with eager, and counts."""
+    pairs = list(sample_calls(op, dtype))
+    for start in range(0, len(pairs), PER_GRAPH):
+        inputs, calls = map(list, zip(*pairs[start : start + PER_GRAPH], strict=True))
+        module = Calls(calls).eval()
+        with torch.no_grad():
+            call, reports = compiled(module)
+            torch.manual_seed(0)  # fractional pools draw their windows
+            expected = module(inputs)
+            torch.manual_seed(0)
+            found = call(inputs)
+        for index, (want, have) in enumerate(zip(expected, found, strict=True)):
+            where = f"{op.name} {dtype}, sample {start + index}: {calls[index].args} {calls[index].kwargs}"
+            torch.testing.assert_close(have, want, equal_nan=True, msg=lambda text, w=where: f"{w}\n{text}")
+        count(expected, reports[-1], tally)
+
+
+def count(results: list[Any], report: GraphReport, tally: Tally) -> None:
+    """A sample is compiled if nothing that its results are made of stays in torch."""
+    refused = {place.node: place.detail for place in report.fallbacks}
+    outputs = next(n for n in reversed(report.module.graph.nodes) if n.op == "output").args[0]
+    flat = iter(outputs)
+    for result in results:
+        above = set()
+        waiting = [next(flat) for _ in pytree.tree_leaves(result)]
+        while waiting:
+            node = waiting.pop()
+            if node not in above:
+                above.add(node)
+                waiting.extend(node.all_input_nodes)
+        reasons = {refused[node.name] for node in above if node.name in refused}
+        tally.samples += 1
+        tally.compiled += not reasons
+        tally.reasons.update(reasons)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_samples_equal_eager(group: str, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally()
+    for op in operators(GROUPS[group], DTYPES[dtype]):
+        run(op, DTYPES[dtype], tally)
+    with capsys.disabled():
+        print(
+            f"\n{group} {dtype}: {tally.compiled} of {tally.samples} samples compiled; {dict(tally.reasons)}"
+        )
+    assert tally.samples > 20
+    if group == "conv and pool":
+        assert tally.compiled >= 0.9 * tally.samples, tally
+
+
+def test_the_convolutions_samples_equal_eager() -> None:
+    """The quick part of the above: nothing of them stays in torch."""
+    tally = Tally()
+    for op in operators(re.compile(r"nn\.functional\.(conv2d|avg_pool2d)"), torch.float32):
+        run(op, torch.float32, tally)
+    assert tally.compiled == tally.samples > 30, tally
