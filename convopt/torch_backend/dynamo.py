@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
@@ -44,7 +45,8 @@ def compile_graph(
         return _boxed(lambda args: graph(*args))
 
     compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)
-    with whole_upsampling():
+    # Nothing here reuses the memory of what the forward saved: several backward runs are fine.
+    with whole_upsampling(), functorch.patch(donated_buffer=False):
         compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
 

@@ -75,7 +75,7 @@ class TorchGraph:
         return found.module(*args)
 
     def _key(self, args: Sequence[Any]) -> Any:
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads() if self.settings.threads is None else self.settings.threads
         if not self.symbolic:
             return threads
         return threads, *(

@@ -96,11 +96,7 @@ class TorchModule:
         self.program = program
         self.reports: list[GraphReport] = []
         given = dict(options)
-        self._options = {
-            name: given[name] for name in given if name not in ("verify", "max_programs", "report")
-        }
-        tell = given.pop("report", None)
-        self._told = tell
+        self._told = given.pop("report", None)
         self._settings = Settings.of({**given, "report": self._tell})
         specs = program.graph_signature.input_specs
         self._sources = [self._source(spec) for spec in specs]
@@ -172,7 +168,12 @@ class TorchModule:
             translation = translate(module, constants, declared=True)
         except Untranslatable as reason:
             raise ArtifactError(f"an operator needs torch: {reason}") from None
-        return convopt.optimize(translation.model, **self._options)
+        threads = self._settings.threads
+        return convopt.optimize(
+            translation.model,
+            threads=torch.get_num_threads() if threads is None else threads,
+            **self._settings.options,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program for `convopt.load`, which needs no torch: arrays in the order of the tensors in,

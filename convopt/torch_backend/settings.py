@@ -13,22 +13,22 @@ from convopt.errors import InputError
 if TYPE_CHECKING:
     from convopt.torch_backend.report import GraphReport
 
-_OURS = ("verify", "max_programs", "report")
+_OURS = ("verify", "max_programs", "report", "threads")
 # What belongs to ONNX models, or is the tensors' matter.
-_NOT_HERE = frozenset(
-    {"source", "shapes", "example_inputs", "dynamic_shapes", "after", "check", "threads", *_OURS}
-)
+_NOT_HERE = frozenset({"source", "shapes", "example_inputs", "dynamic_shapes", "after", "check", *_OURS})
 
 
 @dataclass(frozen=True)
 class Settings:
     """verify: compare each part's first result with what torch computes: a part that differs stays in torch,
-    with "raise" it is a VerificationError. max_programs: for how many sets of input shapes a graph keeps its
-    kernels. report: called with a GraphReport when a graph has been compiled for a set of shapes. options:
-    of `convopt.optimize` for each part.
+    with "raise" it is a VerificationError. threads: of each kernel; by default as many as torch has at the
+    call. max_programs: for how many sets of input shapes a graph keeps its kernels. report: called with a
+    GraphReport when a graph has been compiled for a set of shapes. options: of `convopt.optimize` for each
+    part.
     """
 
     verify: bool | Literal["raise"] = False
+    threads: int | None = None
     max_programs: int = 8
     report: Callable[[GraphReport], None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

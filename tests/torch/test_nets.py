@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -50,7 +51,9 @@ def test_gradients() -> None:
     assert any(
         place.op == "aten.convolution.default" and place.where == "compiled" for place in reports[0].placement
     )
-    assert torch.autograd.gradcheck(call, (x,), eps=1e-2, atol=1e-2, rtol=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not float64
+        assert torch.autograd.gradcheck(call, (x,), eps=1e-2, atol=1e-2, rtol=1e-2)
 
 
 def test_a_step_of_training() -> None:
@@ -111,7 +114,7 @@ def test_dynamic_batches(marked: bool) -> None:
             torch.testing.assert_close(call(y), net(y), rtol=1e-4, atol=1e-5)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs == (1 if marked else 2)
-    assert len(reports) == (4 if marked else 3)
+    assert len(reports) == 4  # 2, 3, 5, and 2 again: it had made room, or belonged to the first graph
 
 
 def test_threads_are_torchs() -> None:

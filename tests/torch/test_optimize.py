@@ -140,6 +140,7 @@ def test_control_flow_by_data_is_refused_with_the_remedy() -> None:
         convopt.optimize(Branch(), example_inputs=(torch.ones(3),))
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules")
 def test_other_devices_and_types() -> None:
     """A meta tensor is an error that says so, complex numbers stay in torch."""
     with pytest.raises(Exception, match="a tensor on meta, the target is 'cpu'") as caught, torch.no_grad():

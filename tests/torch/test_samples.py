@@ -16,6 +16,9 @@ from torch.utils import _pytree as pytree
 from convopt.torch_backend.report import GraphReport
 from tests.torch.support import Call, Calls, compiled
 
+# torch warns of what some of its own samples ask for.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
 CONVS_AND_POOLS = re.compile(r"nn\.functional\.(conv\d|conv_transpose|(adaptive_|fractional_)?\w+_pool\d)")
 NORMS = re.compile(r"nn\.functional\.(batch|group|instance|layer|local_response|rms)_norm")
 ACTIVATIONS = re.compile(
