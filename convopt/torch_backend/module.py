@@ -120,8 +120,9 @@ class TorchModule:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self._arguments(args, kwargs)
         with torch.no_grad():
-            outputs = self.graph(self._arguments(args, kwargs))
+            outputs = self.graph(arguments)
         spec = self.program.call_spec.out_spec
         return pytree.tree_unflatten(list(outputs), spec)
 
