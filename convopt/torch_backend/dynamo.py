@@ -45,7 +45,7 @@ def compile_graph(
         return _boxed(lambda args: graph(*args))
 
     compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)
-    # Nothing here reuses the memory of what the forward saved: several backward runs are fine.
+    # Nothing here reuses the memory of what the forward saved: none of it is collected, see `_parameters`.
     with whole_upsampling(), functorch.patch(donated_buffer=False):
         compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
@@ -69,5 +69,8 @@ def _parameters() -> list[int]:
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
         return []
+    if metadata.bw_donated_idxs is None:
+        # Not collected reads as "some are donated" in the backward, which then may run only once.
+        metadata.bw_donated_idxs = []
     changed = {i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata}
     return [i for i in metadata.static_input_indices if i not in changed]
