@@ -88,7 +88,11 @@ def test_fallback_islands_run_on_the_cpu(stub: Stub, tmp_path: Path) -> None:
 
 
 def test_host_cpp_runs_without_python(module: CompiledModule, stub: Stub, tmp_path: Path) -> None:
-    names = write_host(_program(module), tmp_path)
+    artifact = tmp_path.with_suffix(".convopt")
+    module.save(artifact)
+    assert main(["build", str(artifact), "--host", "cpp"]) == 2
+    assert main(["build", str(artifact), "--host", "cpp", "-o", str(tmp_path)]) == 0
+    names = ["kernels.hip", "model.cpp", "weights.bin"]
     assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
     subprocess.run(
         [stub.toolkit / "bin/hipcc", "--genco", "--offload-arch=gfx928", "kernels.hip", "-o", "kernels.co"],
