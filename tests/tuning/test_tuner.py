@@ -22,6 +22,7 @@ from convopt.errors import InputError
 from convopt.lowering.base import LoweringOptions
 from convopt.selection.plans import choose_plan, ranked
 from convopt.targets import host_cpu
+from convopt.tuning import exchange
 from convopt.tuning.candidate import compile_candidates
 from convopt.tuning.identity import task_key
 from convopt.tuning.runner import LocalRunner, Probe
@@ -166,7 +167,7 @@ def _trials(folder: Path) -> int:
 @pytest.mark.kernels
 @pytest.mark.slow
 def test_killed_and_two_at_once(tmp_path: Path) -> None:
-    """Kill -9 in the middle keeps what was measured; two tuners on one store end well and add to it."""
+    """Kill -9 in the middle keeps what was measured; two tuners on one store add to it, interrupted too."""
     first = subprocess.Popen(_tune_command(tmp_path, "120s"))
     end = time.monotonic() + 120
     while not (tmp_path / "tuning.sqlite3").exists() or _trials(tmp_path) < 3:
@@ -176,9 +177,17 @@ def test_killed_and_two_at_once(tmp_path: Path) -> None:
     first.wait()
     kept = _trials(tmp_path)
     assert kept >= 3
-    both = [subprocess.Popen(_tune_command(tmp_path, "45s")) for _ in range(2)]
-    assert [process.wait(timeout=180) for process in both] == [0, 0]
-    assert _trials(tmp_path) > kept
+    both = [subprocess.Popen(_tune_command(tmp_path, "300s")) for _ in range(2)]
+    end = time.monotonic() + 240
+    while _trials(tmp_path) < kept + 3:
+        assert time.monotonic() < end and [process.poll() for process in both] == [None, None]
+        time.sleep(0.05)
+    for process in both:
+        process.send_signal(signal.SIGINT)
+    assert [process.wait(timeout=60) for process in both] == [130, 130]
+    with Store(tmp_path / "tuning.sqlite3") as store:
+        assert exchange.faults(store) == []
+    assert _trials(tmp_path) >= kept + 3
 
 
 @pytest.mark.kernels
