@@ -12,7 +12,8 @@ import numpy as np
 
 from convopt.codegen.device import why_no_compiler
 from convopt.errors import CompileError, InputError
-from convopt.ir.precision import FP32, PRECISIONS, Precision
+from convopt.ir.precision import PRECISIONS, Precision
+from convopt.runtime.cuda_device import this_gpu
 from convopt.runtime.machine import allow_tiles
 from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, host_cpu
 from convopt.targets import find_target as find_gpu
@@ -28,6 +29,8 @@ def find_target(name: str) -> CpuTarget | GpuTarget:
     """InputError: no such target. CompileError: nothing here compiles for it; with the remedy."""
     if name == "cpu":
         return host_cpu()
+    if name == "cuda":
+        name = this_gpu()
     if not isinstance(name, str) or name not in GPU_TARGETS:
         raise InputError(
             f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
@@ -57,6 +60,11 @@ def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
 def check_choices(
     precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
 ) -> None:
+    if precision == "tf32":
+        raise InputError(
+            'precision "tf32": no schedule computes in it; "fp32" is float32 on every target, and "fp16" and'
+            ' "bf16" use a GPU\'s matrix units'
+        )
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}; expected {', '.join(PRECISIONS)}")
     if not isinstance(verify, bool | Mapping) and verify != "raise":
@@ -88,9 +96,7 @@ def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuT
     if keep_fp32 and name == "fp32":
         raise InputError('keep_fp32 goes with precision "fp16" and "bf16": in "fp32" every node is')
     if not isinstance(target, CpuTarget):
-        if name == "fp32":
-            return FP32
-        raise InputError(f"precision {name!r} is for CPUs; target is {target.name}")
+        return Precision(name, frozenset(keep_fp32))
     if name == "bf16" and (reason := target.why_no_bf16) is not None:
         raise InputError(f'precision "bf16": {reason}; "fp16" stores 16 bits on any CPU')
     return Precision(name, frozenset(keep_fp32))

@@ -44,7 +44,7 @@ from convopt.ir.groups import expand_groups
 from convopt.ir.layout import CHANNELS_LAST, boundary
 from convopt.ir.values import dims_of, static_shape
 from convopt.lowering.base import LoweringOptions
-from convopt.lowering.program import Fallbacks, build_program
+from convopt.lowering.program import Fallbacks, Observe, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
 from convopt.passes.base import After, Pass, PassReport
 from convopt.passes.check import CheckEachPass
@@ -84,6 +84,7 @@ def optimize(
     max_programs: int = 8,
     after: After | None = None,
     progress: Progress | None = None,
+    observe: Observe | None = None,
 ) -> CompiledModule:
     """Compiles a model for this machine's CPU.
 
@@ -91,10 +92,10 @@ def optimize(
     shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is
         bound at the first call; another shape compiles another Program, of which `max_programs` are kept.
     target: "cpu", this machine's; "opencl"; or a chip as `convopt targets` lists them, e.g. "cuda:sm_90",
-        which need not be here.
-    precision: of what is stored inside, "fp32", "fp16" or "bf16" (the latter two on a CPU); sums are float32,
-        inputs and outputs keep the model's dtypes. "bf16" multiplies in bfloat16 and wants AMX or
-        AVX512-BF16. keep_fp32: names of nodes whose products and results stay float32.
+        which need not be here; "cuda" is the one that is.
+    precision: of what is stored inside, "fp32", "fp16" or "bf16"; sums are float32, inputs and outputs keep
+        the model's dtypes. "bf16" multiplies in bfloat16, for which a CPU needs AMX or AVX512-BF16.
+        keep_fp32: names of nodes whose products and results stay float32.
     threads: how many run a kernel; by default all usable cores.
     verify: True compares every Program with onnxruntime, unoptimised, on a random input, or on the given
         arrays (by name) where they fit; nodes that differ are kept in float32 first, then fall back. "raise"
@@ -110,7 +111,7 @@ def optimize(
     cache_dir: where compiled kernels and measurements are kept ($CONVOPT_CACHE, else the user's cache
         folder).
     after: called behind each pass with (index, pass, model, report). progress: called with (stage, done,
-        total).
+        total). observe: called with the kernels of each Program for a GPU.
 
     Raises:
         ModelError: the model is unusable. InputError: an option or a shape is. CompileError: no C compiler,
@@ -134,7 +135,18 @@ def optimize(
         raise InputError(f"tune measures on this machine's CPU; target is {target!r}")
     options = LoweringOptions(found, threads, im2col_cap, algorithm, precision=stored)
     compiler = _Compiler(
-        model, options, cache, verify, check, tuple(skip), workspace_cap, tune, deterministic, after, progress
+        model,
+        options,
+        cache,
+        verify,
+        check,
+        tuple(skip),
+        workspace_cap,
+        tune,
+        deterministic,
+        after,
+        progress,
+        observe,
     )
     given, layouts = extents_of(shapes or {}), boundary(model.graph)
     bound = _bound_shapes(model, given)
@@ -197,6 +209,7 @@ class _Compiler:
     deterministic: bool
     after: After | None
     progress: Progress | None
+    observe: Observe | None
 
     def compile(self, shapes: Mapping[str, Sequence[int]]) -> Loaded:
         start = time.perf_counter()
@@ -286,7 +299,7 @@ class _Compiler:
             else:
                 meta["cpu_flags"] = list(self.options.target.cpu_flags)
             try:
-                return build_program(lowered, options, self.cache, meta, self.progress)
+                return build_program(lowered, options, self.cache, meta, self.progress, self.observe)
             except Fallbacks as fallbacks:
                 new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}
                 if not new:

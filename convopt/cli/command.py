@@ -51,7 +51,9 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:D,D,...",
         help="the shape of an input, e.g. x:1,3,224,224; once for each input with dynamic dims",
     )
-    parser.add_argument("--target", default="cpu", help="cpu: this machine's (default)")
+    parser.add_argument(
+        "--target", default="cpu", help="cpu: this machine's (default), or one that `convopt targets` lists"
+    )
     parser.add_argument(
         "--precision", default="fp32", help="of what is stored inside: fp32 (default), fp16, bf16"
     )

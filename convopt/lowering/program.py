@@ -5,8 +5,8 @@ plan aliases -> add halos -> lower each group -> compile the kernels -> lifetime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
@@ -52,14 +52,28 @@ class Fallbacks(Exception):
         self.reasons = reasons
 
 
+@dataclass(frozen=True)
+class DeviceCall:
+    """A kernel call of a Program for a device, with the code that was made for it."""
+
+    call: KernelCall
+    code: DeviceCode
+
+
+Observe = Callable[[Sequence[DeviceCall]], None]
+
+
 def build_program(
     model: ir.Model,
     options: LoweringOptions,
     cache: KernelCache,
     meta: dict[str, object],
     progress: Progress | None = None,
+    observe: Observe | None = None,
 ) -> Loaded:
     """Compiles the groups of `model` (after assign-layout) and links them into a Program.
+
+    observe: gets the kernel calls of a Program for a device.
 
     Raises:
         Fallbacks: kernels that were refused or could not be compiled.
@@ -92,6 +106,8 @@ def build_program(
     weights, islands = assembled.weights(), tuple(assembled.islands)
     loaded: Loaded
     if isinstance(options.target, GpuTarget):
+        if observe is not None:
+            observe([DeviceCall(call, codes[keys[id(call)]]) for call in calls])
         image = pack_binaries({key: code.binary for key, code in codes.items()})
         loaded = DeviceProgram(program, image, weights, islands)
     else:

@@ -229,3 +229,16 @@ class CudaDevice:
 def _free(driver: Any, context: Any, pointer: int) -> None:
     driver.cuCtxSetCurrent(context)
     driver.cuMemFree(pointer)
+
+
+def this_gpu() -> str:
+    """The target of the GPU here: "cuda:" and its architecture. ExecutionError where there is none.
+
+    Binaries run on later minor versions of the architecture: 8.6 takes what is made for 8.0.
+    """
+    driver = _import()
+    _primary_context(ordinal := int(os.environ.get("CONVOPT_CUDA_DEVICE", "0")))
+    device = _call(driver.cuDeviceGet, ordinal)
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    major = int(_call(driver.cuDeviceGetAttribute, attribute, device))
+    return f"cuda:sm_{major}0"

@@ -21,12 +21,19 @@ from convopt.runtime.signature import TensorInfo
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """`owner` keeps the memory alive."""
+    """`value`, whose elements lie at `pointer` in the order that is wanted; `owner` keeps that memory alive."""
 
+    value: Any
     owner: Any
     pointer: int
     shape: tuple[int, ...]
     nbytes: int
+
+
+def memory_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """The extents in the order of memory, outermost first."""
+    n, *rest = spec.shape or (1,)
+    return (n, *rest[1:], rest[0]) if spec.channels_last else spec.shape
 
 
 def lives_on_device(value: Any) -> bool:
@@ -50,28 +57,26 @@ def _checked(info: TensorInfo, value: Any) -> DeviceArray:
         raise InputError(
             f"input {info.name!r} is on the host, others are on the device: give all inputs on one side"
         )
-    found = _device_array(value)
-    dtype = np.dtype(value.__cuda_array_interface__["typestr"])
+    interface = value.__cuda_array_interface__
+    dtype, shape = np.dtype(interface["typestr"]), tuple(int(n) for n in interface["shape"])
     if dtype != numpy_dtype(info.dtype):
         raise InputError(f"input {info.name!r}: expected dtype {info.dtype}, got {dtype}")
-    if info.shape is not None and len(found.shape) != len(info.shape):
+    if info.shape is not None and len(shape) != len(info.shape):
         raise InputError(
-            f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got shape {found.shape}"
+            f"input {info.name!r}: expected rank {len(info.shape)} {info.dims}, got shape {shape}"
         )
-    return found
+    owner = _library(value).moveaxis(value, 1, -1) if info.channels_last else value
+    return _device_array(value, owner, shape)
 
 
-def _device_array(value: Any) -> DeviceArray:
-    interface = value.__cuda_array_interface__
+def _device_array(value: Any, owner: Any, shape: tuple[int, ...]) -> DeviceArray:
+    interface = owner.__cuda_array_interface__
     if interface.get("strides") is not None and not _is_contiguous(interface):
-        value = (
-            value.contiguous() if hasattr(value, "contiguous") else _library(value).ascontiguousarray(value)
-        )
-        interface = value.__cuda_array_interface__
-    shape = tuple(int(n) for n in interface["shape"])
-    return DeviceArray(
-        value, int(interface["data"][0]), shape, prod(shape) * np.dtype(interface["typestr"]).itemsize
-    )
+        library = _library(owner)
+        owner = owner.contiguous() if library.__name__ == "torch" else library.ascontiguousarray(owner)
+        interface = owner.__cuda_array_interface__
+    size = prod(shape) * np.dtype(interface["typestr"]).itemsize
+    return DeviceArray(value, owner, int(interface["data"][0]), shape, size)
 
 
 def _is_contiguous(interface: dict[str, Any]) -> bool:
@@ -100,10 +105,11 @@ def current_stream(value: Any) -> int:
 
 def empty_like(value: Any, spec: TensorSpec) -> DeviceArray:
     """Uninitialised memory for an output, of the library and on the device of an input."""
-    library = _library(value)
+    library, extents = _library(value), memory_shape(spec)
     if library.__name__ == "torch":
-        made = library.empty(spec.shape, dtype=getattr(library, spec.dtype), device=value.device)
+        made = library.empty(extents, dtype=getattr(library, spec.dtype), device=value.device)
     else:
         with value.device:
-            made = library.empty(spec.shape, numpy_dtype(spec.dtype))
-    return _device_array(made)
+            made = library.empty(extents, numpy_dtype(spec.dtype))
+    result = library.moveaxis(made, -1, 1) if spec.channels_last else made
+    return _device_array(result, made, spec.shape)

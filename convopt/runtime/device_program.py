@@ -20,7 +20,7 @@ import numpy as np
 from convopt.errors import ArtifactError, ExecutionError
 from convopt.runtime import forks
 from convopt.runtime.device import Compiling, Device, DevicePointer, Memory, open_device
-from convopt.runtime.device_arrays import DeviceArray, current_stream, empty_like
+from convopt.runtime.device_arrays import DeviceArray, current_stream, empty_like, memory_shape
 from convopt.runtime.loaded import Loaded, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import Bytes, empty
 from convopt.runtime.program import Address, IslandStep, KernelStep, Program, Step, TensorSpec
@@ -120,8 +120,8 @@ class DeviceContext:
         seconds: gets the time of each step, in the Program's order.
         """
         program = self.loaded.program
-        for memory, array in zip(self._memory["input"], inputs, strict=True):
-            self.device.write(memory, 0, _bytes(array))
+        for memory, array, spec in zip(self._memory["input"], inputs, program.inputs, strict=True):
+            self.device.write(memory, 0, _bytes(np.moveaxis(array, 1, -1) if spec.channels_last else array))
         on_host: list[Any] = [None] * len(program.outputs)  # those whose size only an island tells
         if seconds is None:
             self._run_segments(on_host)
@@ -136,7 +136,7 @@ class DeviceContext:
     def run_on_device(self, inputs: Sequence[DeviceArray]) -> list[Any]:
         """The outputs as arrays of the inputs' library, on the stream that it works on now; nothing waits."""
         program, device = self.loaded.program, self.device
-        first = inputs[0].owner
+        first = inputs[0].value
         if unsized := [spec.name for spec in program.outputs if is_data_dependent(spec)]:
             raise ExecutionError(
                 f"the sizes of {', '.join(unsized)} are known on the host only: give arrays there"
@@ -148,7 +148,7 @@ class DeviceContext:
             outputs = [empty_like(first, spec) for spec in program.outputs]
             for memory, array in zip(self._memory["output"], outputs, strict=True):
                 device.copy(array.pointer, memory, array.nbytes)
-        return [array.owner for array in outputs]
+        return [array.value for array in outputs]
 
     def _run_segments(self, on_host: list[Any]) -> None:
         for segment in self._segments:
@@ -190,9 +190,9 @@ class DeviceContext:
         return self._memory[place.space][place.index], place.offset
 
     def _fetch(self, spec: TensorSpec, place: Address) -> Array:
-        array, _ = empty(spec.shape, numpy_dtype(spec.dtype), nbytes(spec))
+        array, _ = empty(memory_shape(spec), numpy_dtype(spec.dtype), nbytes(spec))
         self.device.read(*self._at(place), _bytes(array))
-        return array
+        return np.moveaxis(array, -1, 1) if spec.channels_last else array
 
     def _run_island(self, step: IslandStep, on_host: list[Any]) -> None:
         """Copies the inputs from the device, runs onnxruntime, copies the outputs back."""
@@ -211,7 +211,8 @@ class DeviceContext:
             if is_data_dependent(spec):
                 on_host[place.index] = result
             else:
-                self.device.write(*self._at(place), _bytes(np.ascontiguousarray(result)))
+                data = np.moveaxis(result, 1, -1) if spec.channels_last else result
+                self.device.write(*self._at(place), _bytes(np.ascontiguousarray(data)))
 
     def close(self) -> None:
         """Nothing to end: memory goes with the last reference."""
@@ -223,5 +224,6 @@ def island_copies(program: Program) -> int:
 
 
 def _bytes(array: Array) -> Bytes:
+    """The contiguous array's memory."""
     flat: Bytes = array.reshape(-1).view(np.uint8)
     return flat

@@ -1,0 +1,178 @@
+"""`convopt codegen`: the GPU kernels of a model as sources and binaries, and what can be said of each."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convopt.cli.command import (
+    Command,
+    Document,
+    ReportProgress,
+    add_compile_arguments,
+    compile_options,
+    require_program,
+    written_whole,
+)
+from convopt.errors import InputError
+
+if TYPE_CHECKING:
+    from convopt.lowering.program import DeviceCall
+    from convopt.targets import GpuTarget
+
+# kind of target: endings of the source and, where it is another file, of the binary
+_ENDINGS = {"opencl": ("cl", None), "cuda": ("cu", "cubin"), "rocm": ("s", "hsaco")}
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN.onnx")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="where the files go")
+    add_compile_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    import convopt
+    from convopt.targets import GPU_TARGETS, find_target
+
+    if arguments.target not in GPU_TARGETS:
+        raise InputError(
+            f"--target {arguments.target}: kernels are written out for GPUs: {', '.join(sorted(GPU_TARGETS))}"
+        )
+    target = find_target(arguments.target)
+    calls: list[DeviceCall] = []
+
+    def observe(found: Any) -> None:
+        calls[:] = found  # the last Program is the one that is kept
+
+    module = convopt.optimize(
+        arguments.model, **compile_options(arguments), progress=progress, observe=observe
+    )
+    require_program(module, arguments.model)
+    folder = Path(arguments.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels: list[dict[str, Any]] = []
+    written: dict[str, list[str]] = {}
+    for call in calls:
+        kernels += _rows(call, target)
+        symbol = call.code.kernels[0].symbol
+        if symbol not in written:
+            written[symbol] = _write(call, target, folder, len(written))
+    for row in kernels:
+        # Launches of one call share the files that its first is named in.
+        row["files"] = written.get(row["symbol"], [])
+    (program,) = module.programs
+    return {
+        "command": "codegen",
+        "model": arguments.model,
+        "target": target.name,
+        "output": str(folder),
+        "kernels": kernels,
+        "fallbacks": [
+            {"node": place.node, "op": place.op, "reason": place.detail}
+            for place in program.program.placement
+            if place.where == "fallback"
+        ],
+    }
+
+
+def _rows(call: DeviceCall, target: GpuTarget) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from convopt.codegen.kernel_table import rows_of
+    from convopt.lowering.base import Constant
+
+    constants = sum(o.array.nbytes for o in call.call.operands if isinstance(o, Constant))
+    rows = rows_of(call.call.schedule, call.call.problem, call.call.label, constants, call.code, target)
+    return [{**asdict(row), "configuration": repr(call.call.schedule)} for row in rows]
+
+
+def _write(call: DeviceCall, target: GpuTarget, folder: Path, number: int) -> list[str]:
+    """The names of the files, which begin with the kernel's place in the model."""
+    label = re.sub(r"[^A-Za-z0-9]+", "_", call.call.label)[:48].strip("_")
+    source, binary = _ENDINGS[target.kind]
+    contents = {source: call.code.source.encode()}
+    if binary is not None:
+        contents[binary] = call.code.binary
+    names = []
+    for ending, data in contents.items():
+        path = folder / f"{number:03}_{label}.{ending}"
+        with written_whole(path) as temporary:
+            temporary.write_bytes(data)
+        names.append(path.name)
+    return names
+
+
+def _show(document: Document) -> None:
+    from convopt.report.tables import Column, print_line, print_table
+
+    names = ("kernel", "grid", "block", "regs", "shared", "spills", "occup.", "conflict", "L2", "MFLOP", "KB")
+    columns = [Column(names[0]), *(Column(name, True) for name in names[1:])]
+    rows = [
+        (
+            row["label"],
+            "x".join(map(str, row["grid"])),
+            "x".join(map(str, row["block"])),
+            _text(row["registers"]),
+            str(row["shared"]),
+            _text(row["spills"]),
+            _text(row["occupancy"], "{:.0%}"),
+            _pair(row["conflict_degree_unpadded"], row["conflict_degree"], "{}"),
+            _pair(row["l2_hit_rate_unswizzled"], row["l2_hit_rate"], "{:.0%}"),
+            _text(None if row["flop"] is None else row["flop"] / 1e6, "{:.2f}"),
+            _text(None if row["bytes"] is None else row["bytes"] / 1e3, "{:.1f}"),
+        )
+        for row in document["kernels"]
+    ]
+    print_table(f"kernels for {document['target']}", columns, rows)
+    for fallback in document["fallbacks"]:
+        print_line(f"fallback {fallback['op']} {fallback['node']}: {fallback['reason']}")
+    print_line(f"written to {document['output']}")
+
+
+def _text(value: Any, form: str = "{}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _pair(without: Any, with_it: Any, form: str) -> str:
+    """`4>1`: without the primitive, then with it."""
+    return "-" if with_it is None else f"{_text(without, form)}>{_text(with_it, form)}"
+
+
+COMMAND = Command(
+    name="codegen",
+    help="a model's GPU kernels as sources and binaries, with a table of what each takes",
+    description="""\
+Compiles the model for a GPU, which need not be here, and writes each kernel's source and binary to DIR. The
+table has a row per launch: grid, block, registers per thread, shared bytes per block, spilled bytes,
+occupancy, bank conflicts without and with padding, L2 hit rate without and with swizzle, MFLOP, KB moved.""",
+    fields={
+        "model": "the path",
+        "target": "its name",
+        "output": "the folder",
+        "kernels[].symbol": "the device function",
+        "kernels[].schedule": "name of the kernel family",
+        "kernels[].configuration": "the schedule with its configuration",
+        "kernels[].label": "what it computes",
+        "kernels[].grid[]": "blocks in x, y and z",
+        "kernels[].block[]": "threads of a block in x, y and z",
+        "kernels[].registers": "per thread, as the compiler says; null for OpenCL",
+        "kernels[].shared": "bytes of shared memory of a block",
+        "kernels[].spills": "bytes per thread that did not fit the registers; null for OpenCL",
+        "kernels[].occupancy": "resident waves against the slots for them; null for OpenCL",
+        "kernels[].conflict_degree": "lanes that meet in a shared-memory bank, at most; null without a model",
+        "kernels[].conflict_degree_unpadded": "the same without padding",
+        "kernels[].l2_hit_rate": "predicted by simulating the block order; null without a model",
+        "kernels[].l2_hit_rate_unswizzled": "the same with blocks row by row",
+        "kernels[].flop": "2 per multiply-add; null for a call's further launches",
+        "kernels[].bytes": "of all operands, each element once; null for a call's further launches",
+        "kernels[].files[]": "in the folder; empty for a call's further launches",
+        "fallbacks[].node": "name of a node that runs in onnxruntime",
+        "fallbacks[].op": "its operator",
+        "fallbacks[].reason": "why it was not compiled",
+    },
+    add_arguments=_add_arguments,
+    run=_run,
+    show=_show,
+)
