@@ -62,7 +62,9 @@ class _Worker:
         return self._answer(timeout, deadline)
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None or self.process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
+            self.stop()  # it left after a minute without work: its pipes are closed here
+        if self.process is None:
             command = [sys.executable, "-P", "-m", "convopt.codegen.worker"]
             paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
             self.process = subprocess.Popen(

@@ -21,7 +21,7 @@ from convopt.runtime.signature import TensorInfo
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """`value`, whose elements lie at `pointer` in the order that is wanted; `owner` keeps that memory alive."""
+    """`value`, whose elements lie at `pointer` in the order that is wanted; `owner` keeps that memory."""
 
     value: Any
     owner: Any
