@@ -87,21 +87,6 @@ class Schedule(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class KernelModels:
-    """What of a GPU kernel is computed, not timed; None where it has nothing of the kind.
-
-    conflict_degree: the most lanes that meet in one bank of shared memory, over all accesses of the kernel.
-    l2_hit_rate: of its loads, by simulating the block order. Each with the schedule's padding or swizzle, and
-    without.
-    """
-
-    conflict_degree: int | None = None
-    conflict_degree_unpadded: int | None = None
-    l2_hit_rate: float | None = None
-    l2_hit_rate_unswizzled: float | None = None
-
-
 class GpuSchedule(Protocol):
     """A kernel family for GPUs; an instance is one configuration, as for `Schedule`.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from convopt.targets import GpuTarget
 
 # kind of target: endings of the source and, where it is another file, of the binary
-_ENDINGS = {"opencl": ("cl", None), "cuda": ("cu", "cubin"), "rocm": ("s", "hsaco")}
+_ENDINGS = {"opencl": ("cl", None), "cuda": ("cu", "cubin"), "rocm": ("s", "hsaco"), "hip": ("hip", None)}
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,9 +161,12 @@ occupancy, bank conflicts without and with padding, L2 hit rate without and with
         "kernels[].shared": "bytes of shared memory of a block",
         "kernels[].spills": "bytes per thread that did not fit the registers; null for OpenCL",
         "kernels[].occupancy": "resident waves against the slots for them; null for OpenCL",
-        "kernels[].conflict_degree": "lanes that meet in a shared-memory bank, at most; null without a model",
+        "kernels[].conflict_degree": "words of a shared-memory bank wanted at once in the main loop, at most;"
+        " null for kernels without tiles",
         "kernels[].conflict_degree_unpadded": "the same without padding",
-        "kernels[].l2_hit_rate": "predicted by simulating the block order; null without a model",
+        "kernels[].epilogue_conflict_degree": "behind the main loop",
+        "kernels[].epilogue_conflict_degree_unpadded": "the same without padding",
+        "kernels[].l2_hit_rate": "predicted by simulating the block order; null for kernels without tiles",
         "kernels[].l2_hit_rate_unswizzled": "the same with blocks row by row",
         "kernels[].flop": "2 per multiply-add; null for a call's further launches",
         "kernels[].bytes": "of all operands, each element once; null for a call's further launches",

@@ -12,6 +12,8 @@ import numpy as np
 from convopt.codegen.device import DeviceCode, DeviceKernel, Extents
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
+from convopt.schedules.gpu_report import KernelReport
 from convopt.schedules.pointwise_problem import ITEM_BYTES, PointwiseProblem
 from convopt.schedules.pool_problem import PoolProblem
 from convopt.schedules.primitives.occupancy import Launch
@@ -28,9 +30,9 @@ class KernelRow:
     flop: 2 per multiply-add of a convolution, else 1 per operation on an element (an exponential is one).
     bytes: every element of the operands moved once, constants included.
     occupancy: waves that a compute unit holds against those that it has slots for; None without registers.
-    The rest are the schedule's models of its shared memory and its block order, None where it has none:
-    conflict_degree, the most lanes that ask one bank for different words at once, with its padding and
-    without; l2_hit_rate, of the loads, with its swizzle and without.
+    The rest are computed for tiled schedules and None for others (see `schedules.gpu_report`), with the
+    schedule's padding or swizzle and without: conflict_degree, the most words of a bank of shared memory
+    wanted at once in the main loop; epilogue_conflict_degree, behind it; l2_hit_rate, of the loads.
     """
 
     symbol: str
@@ -44,6 +46,8 @@ class KernelRow:
     occupancy: float | None
     conflict_degree: int | None
     conflict_degree_unpadded: int | None
+    epilogue_conflict_degree: int | None
+    epilogue_conflict_degree_unpadded: int | None
     l2_hit_rate: float | None
     l2_hit_rate_unswizzled: float | None
     flop: int | None
@@ -54,11 +58,13 @@ def rows_of(
     schedule: Any, problem: Any, label: str, constant_bytes: int, code: DeviceCode, target: GpuTarget
 ) -> list[KernelRow]:
     """constant_bytes: of the call's weights and tables."""
-    models = schedule.models(problem, target) if hasattr(schedule, "models") else None
-    main = max(code.kernels, key=lambda kernel: kernel.shared)  # what the models speak of
+    report = None
+    if isinstance(schedule, ImplicitGemm) and isinstance(problem, ConvProblem):
+        report = KernelReport.of(schedule, problem, target)
+    main = max(code.kernels, key=lambda kernel: kernel.shared)  # what the report speaks of
     rows = []
     for position, kernel in enumerate(code.kernels):
-        known = models if kernel is main else None
+        known = report if kernel is main else None
         first = position == 0
         rows.append(
             KernelRow(
@@ -71,10 +77,12 @@ def rows_of(
                 kernel.shared,
                 kernel.spills,
                 _occupancy(kernel, target),
-                known.conflict_degree if known else None,
-                known.conflict_degree_unpadded if known else None,
+                max(known.conflicts.writes, known.conflicts.reads) if known else None,
+                max(known.unpadded.writes, known.unpadded.reads) if known else None,
+                known.conflicts.epilogue if known else None,
+                known.unpadded.epilogue if known else None,
                 known.l2_hit_rate if known else None,
-                known.l2_hit_rate_unswizzled if known else None,
+                known.unswizzled if known else None,
                 flop(problem) if first else None,
                 constant_bytes + sum(map(_moved, _views(problem))) if first else None,
             )
