@@ -58,7 +58,8 @@ class FewFeaturesConv:
         for pixels in range(1, min(most, 12) + 1):
             tiles = -(-problem.pixels // pixels)
             for tasks in (1, 4, 16, 64):
-                for panels in {1, prod(problem.kernel[:2])} if tasks <= tiles else ():
+                # A phase of a transposed convolution may have no taps at all.
+                for panels in {1, max(1, prod(problem.kernel[:2]))} if tasks <= tiles else ():
                     yield cls(pixels, -(-tiles // tasks), panels)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
