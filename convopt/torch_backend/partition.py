@@ -44,12 +44,15 @@ class Cut:
         self._leave_views(calls, constants)
 
     def _leave_views(self, calls: list[Node], constants: Mapping[Node, torch.Tensor]) -> None:
-        """A view at the rim of what is compiled would become a copy there."""
+        """A view at the rim of what is compiled would become a copy there; a refused one is free in torch."""
 
         def leave(node: Node) -> None:
             self.nodes.discard(node)
             self.views.add(node)
 
+        for node in [node for node in self.refused if _is_view(node)]:
+            del self.refused[node]
+            leave(node)
         views = [node for node in calls if node in self.nodes and _is_view(node)]
         for node in views:
             if not any(n in self.nodes for n in node.all_input_nodes if n not in constants):

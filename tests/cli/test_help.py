@@ -37,7 +37,7 @@ def test_help_imports_nothing_heavy_and_takes_less_than_300_ms(argv: list[str]) 
         before = _cpu_seconds_of_children()
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         assert json.loads(result.stdout) == []
-        # Processor time: the time that passes on an idle machine. Neighbours on the cores can only lengthen it.
+        # Processor time: what passes on an idle machine. Neighbours on the cores can only lengthen it.
         times.append(_cpu_seconds_of_children() - before)
         if times[-1] < 0.3:
             return

@@ -41,12 +41,14 @@ class Call(torch.nn.Module):
         return self.function(x, *args, **kwargs)
 
 
-def compiled(module: torch.nn.Module, **options: Any) -> tuple[Callable[..., Any], list[GraphReport]]:
+def compiled(
+    module: torch.nn.Module, fullgraph: bool = True, **options: Any
+) -> tuple[Callable[..., Any], list[GraphReport]]:
     """The module behind torch.compile with our backend, and the reports that its calls will make."""
     torch._dynamo.reset()
     reports: list[GraphReport] = []
     return torch.compile(
-        module, backend=backend, fullgraph=True, options={"report": reports.append, **options}
+        module, backend=backend, fullgraph=fullgraph, options={"report": reports.append, **options}
     ), reports
 
 
