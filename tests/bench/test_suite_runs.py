@@ -153,6 +153,7 @@ def test_torch_computes_the_networks(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch uses its own old parts
 def test_inductor_computes_a_network() -> None:
     pytest.importorskip("torch")
     model = NETWORKS["mobilenet_v2"](batch=1, size=32)
