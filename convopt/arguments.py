@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 

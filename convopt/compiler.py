@@ -119,7 +119,7 @@ def optimize(
     """
     threads = usable_cores() if threads is None else threads
     check_choices(precision, verify, check, skip, algorithm)
-    found = find_target(target)
+    found = usable_target(find_target(target), precision)
     without(GRAPH_PASSES, skip)  # unknown names are said now, not at the first call
     stored = precision_of(precision, keep_fp32, found)
     check_count("threads", threads, MOST_THREADS)
