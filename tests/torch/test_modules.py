@@ -18,6 +18,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     ),
     "selu": (nn.SELU(), (2, 3, 5)),
     "maxima and indices": (nn.MaxPool2d(3, 2, 1, return_indices=True), (2, 3, 9, 11)),
+    "adaptive maxima and indices": (nn.AdaptiveMaxPool2d((5, 3), return_indices=True), (2, 3, 12, 7)),
     "maxima, ceil": (nn.MaxPool2d(2, 2, ceil_mode=True), (1, 2, 5, 7)),
     "averages, ceil, pads": (nn.AvgPool2d(3, 2, 1, ceil_mode=True), (1, 2, 6, 9)),
     "averages, divisor": (nn.AvgPool2d(3, 2, 1, divisor_override=5), (1, 2, 6, 9)),

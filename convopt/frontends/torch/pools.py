@@ -12,6 +12,7 @@ from math import inf, prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
@@ -61,44 +62,40 @@ def _max_pool(rank: int) -> Callable[..., Any]:
             "MaxPool", _batched(b, self, rank), kernel_shape=kernel, strides=strides,
             dilations=dilations, pads=[*pads, *end],
         )  # fmt: skip
-        indices = OnDemand(lambda: _indices(b, self, kernel, strides, dilations, pads, end))
-        return _as_given(b, made, self, rank), indices
+        windows = [
+            np.arange(o) * s - p + d * np.arange(k)[:, None]
+            for o, s, p, d, k in zip(b.shape[-rank:], strides, pads, dilations, kernel, strict=True)
+        ]
+        return _as_given(b, made, self, rank), OnDemand(lambda: _indices(b, self, windows))
 
     return translate
 
 
-def _indices(
-    b: Builder,
-    x: Tensor,
-    kernel: list[int],
-    strides: list[int],
-    dilations: list[int],
-    begin: list[int],
-    end: list[int],
-) -> ir.Value:
+def _indices(b: Builder, x: Tensor, windows: Sequence[npt.NDArray[np.int64]]) -> ir.Value:
     """Where each maximum is: its offset in its image, as a number that float32 holds exactly.
 
-    The first of equal elements, as in ATen. A window's elements are taken one after the other, each a strided
-    slice of the padded input, beside the offsets that they have.
+    `windows` has, for each spatial axis, the input positions of (elements of a window, windows), beyond the
+    input where padding is. The first of equal elements, as in ATen. A window's elements are taken one after
+    the other, each a slice of the padded input, beside the offsets that they have.
     """
-    rank, spatial, outputs = len(kernel), x.shape[-len(kernel) :], b.shape[-len(kernel) :]
-    if prod(spatial) >= 1 << 24 or prod(kernel) > MOST_ELEMENTS:
+    rank = len(windows)
+    spatial, outputs = x.shape[-rank:], b.shape[-rank:]
+    if prod(spatial) >= 1 << 24 or prod(len(w) for w in windows) > MOST_ELEMENTS:
         raise Untranslatable("indices of so many elements")
+    begin = [max(0, -int(w.min())) for w in windows]
+    end = [max(0, int(w.max()) + 1 - n) for w, n in zip(windows, spatial, strict=True)]
     padded = b.reshape(x, (-1, 1, *spatial))
     if any((*begin, *end)):
         padded = b.op("Pad", padded, [0, 0, *begin, 0, 0, *end], -inf)
-    axes, best, where = [*range(2, rank + 2)], None, None
-    for tap in product(*map(range, kernel)):
-        first = [t * d for t, d in zip(tap, dilations, strict=True)]
-        last = [f + (o - 1) * s + 1 for f, o, s in zip(first, outputs, strides, strict=True)]
-        positions = [
-            np.arange(o) * s + f - p for o, s, f, p in zip(outputs, strides, first, begin, strict=True)
-        ]
-        found = b.op("Slice", padded, first, last, axes, strides)
+    # A window's element before the image stands for its first one inside: the answer if all are -inf.
+    first_inside = [np.where(w >= 0, w, n).min(axis=0) for w, n in zip(windows, spatial, strict=True)]
+    best, where = None, None
+    for tap in product(*(range(len(w)) for w in windows)):
+        at = [w[t] for w, t in zip(windows, tap, strict=True)]
+        found = _elements(b, padded, [p + before for p, before in zip(at, begin, strict=True)])
         grid = [
-            # Before the image: the window's first element inside, which stands where all are -inf.
-            np.clip(np.where(at < 0, at % d, at), 0, n - 1)
-            for at, d, n in zip(positions, dilations, spatial, strict=True)
+            np.clip(np.where(p < 0, first, p), 0, n - 1)
+            for p, first, n in zip(at, first_inside, spatial, strict=True)
         ]
         offsets = np.ravel_multi_index(np.meshgrid(*grid, indexing="ij"), spatial).astype(np.float32)
         offset = b.constant(offsets.reshape(1, 1, *outputs))
@@ -107,17 +104,33 @@ def _indices(
             continue
         # A window's first elements may lie in the padding: -inf there gives way to anything inside it.
         inside = np.ones(outputs, bool)
-        for axis, (at, n) in enumerate(zip(positions, spatial, strict=True)):
+        for axis, (p, n) in enumerate(zip(at, spatial, strict=True)):
             shape = [-1 if a == axis else 1 for a in range(rank)]
-            inside &= ((at >= 0) & (at < n)).reshape(shape)
+            inside &= ((p >= 0) & (p < n)).reshape(shape)
         taken = b.op("Greater", found, best)
         if not inside.all():
             taken = b.op("And", taken, b.constant(inside.reshape(1, 1, *outputs)))
         best, where = b.op("Where", taken, found, best), b.op("Where", taken, offset, where)
     assert best is not None
-    if prod(kernel) == 1:
+    if all(len(w) == 1 for w in windows):
         where = b.op("Expand", where, (prod(x.shape[:-rank]), 1, *outputs))
     return b.reshape(where, b.shape)
+
+
+def _elements(b: Builder, x: Operand, positions: Sequence[npt.NDArray[np.int64]]) -> Operand:
+    """The elements of x at these positions of its spatial axes: one slice, but for axes of uneven steps."""
+    first, last, axes, steps = [], [], [], []
+    for axis, at in enumerate(positions, 2):
+        step = int(at[1] - at[0]) if len(at) > 1 else 1
+        if step > 0 and (np.diff(at) == step).all():
+            first.append(int(at[0]))
+            last.append(int(at[-1]) + 1)
+            axes.append(axis)
+            steps.append(step)
+            continue
+        parts = [b.op("Slice", x, [int(p)], [int(p) + 1], [axis]) for p in at]
+        x = b.op("Concat", *parts, axis=axis)
+    return b.op("Slice", x, first, last, axes, steps) if axes else x
 
 
 def _as_given(b: Builder, made: Operand, x: Tensor, rank: int) -> Any:
@@ -177,9 +190,18 @@ def _adaptive(rank: int, maximum: bool) -> Callable[..., Any]:
         else:
             made = _windows(b, x, extents, outputs, "ReduceMax" if maximum else "ReduceMean")
         made = _as_given(b, made, self, rank)
-        return (made, Missing("the indices of the maxima")) if maximum else made
+        if not maximum:
+            return made
+        windows = [_adaptive_windows(n, m) for n, m in zip(extents, outputs, strict=True)]
+        return made, OnDemand(lambda: _indices(b, self, windows))
 
     return translate
+
+
+def _adaptive_windows(n: int, m: int) -> npt.NDArray[np.int64]:
+    """The positions of (elements of a window, m windows) over n inputs; short windows repeat their last."""
+    first, end = np.arange(m) * n // m, -(-np.arange(1, m + 1) * n // m)
+    return np.minimum(first + np.arange((end - first).max())[:, None], end - 1)
 
 
 def _windows(b: Builder, x: Operand, extents: Sequence[int], outputs: Sequence[int], reduce: str) -> Any:
