@@ -321,7 +321,10 @@ class _Compiler:
             loaded.program.meta["verified"] = f"not verified: {refusal}"
             return loaded
         given = self.verify if isinstance(self.verify, Mapping) else {}
+        report = self.progress or (lambda stage, done, total: None)
+        report("verify", 0, 2)
         verifier = Verifier(self.model, graph, context, given, options.precision.tolerance)
+        report("verify", 1, 2)
         while (difference := verifier.difference(loaded)) is not None:
             if self.verify == "raise":
                 raise difference
@@ -340,6 +343,7 @@ class _Compiler:
             refused.update(guilty)
             loaded = self._program(graph, context, options, refused, after)
         loaded.program.meta["verified"] = verifier.report
+        report("verify", 2, 2)
         return loaded
 
 

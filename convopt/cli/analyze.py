@@ -11,6 +11,7 @@ from convopt.cli.command import (
     ReportProgress,
     add_compile_arguments,
     compile_options,
+    require_program,
 )
 from convopt.errors import InputError
 
@@ -38,12 +39,13 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     threads = arguments.threads or usable_cores()
     model = load(arguments.model)
     run_passes(model, without(GRAPH_PASSES, arguments.skip), PassContext(shapes=options["shapes"] or {}))
+    module = convopt.optimize(arguments.model, **options, progress=progress)
+    require_program(module, arguments.model)
     costs = conv_costs(model)
     peak = arguments.peak or measure_peak(host_cpu(), threads)
     if isinstance(peak, str):
         raise InputError(f"the peak can't be measured ({peak}); give it with --peak")
     bandwidth = arguments.bandwidth or measure_bandwidth()
-    module = convopt.optimize(arguments.model, **options, progress=progress)
     placement = {place.node: place for place in module.placement}
     roof = Roof(peak * 1e9, bandwidth * 1e9)
     return {

@@ -59,6 +59,9 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
             entry = {"pass": name, "text": note.text, "refused": note.refused}
             notes.setdefault(note.node, []).append(entry)
     placement = {place.node: place for place in module.placement}
+    names = list(dict.fromkeys((*placement, *notes)))
+    if arguments.node is not None and not any(arguments.node in name for name in names):
+        raise InputError(f"--node {arguments.node}: {arguments.model} has no node whose name contains this")
     nodes = [
         {
             "node": name,
@@ -67,7 +70,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
             "detail": place.detail if place else None,
             "notes": notes.get(name, []),
         }
-        for name in dict.fromkeys((*placement, *notes))
+        for name in names
         for place in (placement.get(name),)
         if (arguments.all or _worth_telling(place, notes.get(name, [])))
         and (arguments.node is None or arguments.node in name)
@@ -98,7 +101,7 @@ def _show(document: Document) -> None:
     columns = [Column("pass"), Column("changed", True)]
     print_table("passes", columns, [(one["name"], str(one["changed"])) for one in document["passes"]])
     if not document["nodes"]:
-        print_line("no such node, or nothing to say of it: --all lists every node")
+        print_line("nothing to say of them: --all lists every node")
     for node in document["nodes"]:
         print_line(f"{node['op'] or 'gone:'} {node['node']}")
         for note in node["notes"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import queue
@@ -118,7 +119,17 @@ def _forget_workers() -> None:
     _idle = queue.SimpleQueue()
 
 
+def _stop_workers() -> None:
+    """At exit, with their pipes: a compiler would wait a minute for more work."""
+    while True:
+        try:
+            _idle.get_nowait().stop()
+        except queue.Empty:
+            return
+
+
 os.register_at_fork(after_in_child=_forget_workers)
+atexit.register(_stop_workers)
 
 
 def compile_kernels(

@@ -146,6 +146,14 @@ def test_analyze_gives_the_gemm_and_the_roofline(model: Path, capsys: pytest.Cap
     assert conv["algorithm"]
 
 
+def test_analyze_asks_for_the_shape_of_dynamic_dims(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dynamic = conv_relu(tmp_path / "dynamic.onnx", (1, 3, "h", "w"))
+    assert main(["analyze", str(dynamic), "--peak", "100", "--bandwidth", "10"]) == 2
+    assert "give --shape NAME:D,D,... for x (1, 3, h, w)" in capsys.readouterr().err
+
+
 def test_explain_tells_each_pass_of_each_convolution(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = _document(["explain", str(model)], capsys)
     assert undocumented(document, explain.COMMAND.fields) == set()
@@ -156,8 +164,8 @@ def test_explain_tells_each_pass_of_each_convolution(model: Path, capsys: pytest
     assert conv["where"] == "compiled"
     assert main(["explain", str(model), "--node", "conv"]) == 0
     assert "fold-batchnorm: BatchNormalization 'norm' folded in" in capsys.readouterr().out
-    assert main(["explain", str(model), "--node", "nowhere"]) == 0
-    assert "no such node" in capsys.readouterr().out
+    assert main(["explain", str(model), "--node", "nowhere"]) == 2
+    assert "has no node whose name contains this" in capsys.readouterr().err
 
 
 def test_explain_tells_refusals_and_fallbacks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
