@@ -63,6 +63,17 @@ def assert_right(module: convopt.CompiledModule) -> None:
     )
 
 
+def test_it_says_when_it_begins_and_ends() -> None:
+    seen: list[tuple[str, int, int]] = []
+    convopt.optimize(model(), verify=True, progress=lambda *step: seen.append(step))
+    assert [step for step in seen if step[0] == "verify"] == [
+        ("verify", 0, 2),
+        ("verify", 1, 2),
+        ("verify", 2, 2),
+    ]
+    assert seen[-1] == ("verify", 2, 2)
+
+
 def test_right_kernels_are_reported_as_such() -> None:
     module = convopt.optimize(model(), verify=True, threads=1)
     assert all(where == "compiled" for where, _ in places(module).values())
