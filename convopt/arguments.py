@@ -16,6 +16,7 @@ from convopt.codegen.device import why_no_compiler
 from convopt.errors import CompileError, InputError
 from convopt.ir.precision import PRECISIONS, Precision
 from convopt.runtime.cuda_device import this_gpu
+from convopt.runtime.device_arrays import gpu_of
 from convopt.runtime.machine import allow_tiles
 from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, host_cpu
 from convopt.targets import find_target as find_gpu
@@ -41,6 +42,24 @@ def find_target(name: str) -> CpuTarget | GpuTarget:
     if (refusal := why_no_compiler(found)) is not None:
         raise CompileError(f"target {name}: {refusal}")
     return found
+
+
+def target_of(value: object) -> str | None:
+    """The name of the target that runs on the device where a torch or cupy array is; None on the host.
+
+    Pass it as `optimize(..., target=target_of(tensor))`: the module then takes such arrays by their pointers
+    and works on the stream that their library works on.
+
+    InputError: no target is of that chip.
+    """
+    architecture = gpu_of(value)
+    if architecture is None:
+        return None
+    kinds = {"cuda"} if architecture.startswith("sm_") else {"hip"}  # hip: compiled where it runs
+    for name, target in GPU_TARGETS.items():
+        if target.kind in kinds and target.arch == architecture:
+            return name
+    raise InputError(f"no target is a {architecture}, where the array is (`convopt targets` lists them)")
 
 
 def usable_target(target: CpuTarget | GpuTarget, precision: str) -> CpuTarget | GpuTarget:

@@ -63,18 +63,38 @@ class CudaMemory:
     pointer: int
 
 
+@dataclass(eq=False)
+class CudaModule:
+    """Loaded code, unloaded with the last reference."""
+
+    handle: Any
+
+
+@dataclass(frozen=True, eq=False)
+class CudaKernel:
+    """A function, and the module that it is gone with."""
+
+    module: CudaModule
+    handle: Any
+
+
 class CudaDevice:
-    """One stream on the device, its own or, inside `on_stream`, a caller's."""
+    """One stream on the device, its own or, inside `on_stream`, a caller's. index: the device's number."""
 
     def __init__(self) -> None:
         self._driver = driver = _import()
-        self._context, self.name = _primary_context(int(os.environ.get("CONVOPT_CUDA_DEVICE", "0")))
+        self.index: int | None = (number := _wanted_device())
+        self._context, self.name = _primary_context(number)
         self._enter()
         self._own = _call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._stream = self._own
         self._large: set[tuple[int, int]] = set()  # kernels that have asked for more shared memory
-        finalizer = weakref.finalize(self, driver.cuStreamDestroy, self._own)
-        finalizer.atexit = False
+        self._free_with(self, "cuStreamDestroy", self._own)
+
+    def _free_with(self, owner: Any, function: str, handle: Any) -> None:
+        """Calls the driver's function with the handle once `owner` is gone, but for the exit."""
+        free = getattr(self._driver, function)
+        weakref.finalize(owner, _free, self._driver, self._context, free, handle).atexit = False
 
     def _enter(self) -> None:
         """Makes the context current in this thread, as every call of the driver needs."""
@@ -111,7 +131,7 @@ class CudaDevice:
         if int(status) != 0:
             raise ExecutionError(f"cuMemAlloc: {status.name}")
         memory = CudaMemory(int(pointer))
-        weakref.finalize(memory, _free, driver, self._context, int(pointer)).atexit = False
+        self._free_with(memory, "cuMemFree", int(pointer))
         _call(driver.cuMemsetD8Async, pointer, 0, size, self._stream)
         return memory
 
@@ -146,28 +166,30 @@ class CudaDevice:
             ends = [end.pointer if isinstance(end, CudaMemory) else end for end in (to, source)]
             _call(self._driver.cuMemcpyDtoDAsync, *ends, nbytes, self._stream)
 
-    def load(self, binary: bytes) -> Any:
+    def load(self, binary: bytes) -> CudaModule:
         """`binary` is a cubin for this very architecture."""
         self._enter()
         try:
-            return _call(self._driver.cuModuleLoadData, binary)
+            module = CudaModule(_call(self._driver.cuModuleLoadData, binary))
         except ExecutionError as error:
             raise ExecutionError(
                 f"{self.name} does not take the kernels ({error}): compile for its own architecture"
             ) from error
+        self._free_with(module, "cuModuleUnload", module.handle)
+        return module
 
-    def kernel(self, module: Any, symbol: str) -> Any:
+    def kernel(self, module: CudaModule, symbol: str) -> CudaKernel:
         self._enter()
-        return _call(self._driver.cuModuleGetFunction, module, symbol.encode())
+        return CudaKernel(module, _call(self._driver.cuModuleGetFunction, module.handle, symbol.encode()))
 
-    def launch(self, kernel: Any, launch: Launch, arguments: Sequence[DevicePointer]) -> None:
+    def launch(self, kernel: CudaKernel, launch: Launch, arguments: Sequence[DevicePointer]) -> None:
         self._enter()
-        self._allow_shared(kernel, launch.shared)
+        self._allow_shared(kernel.handle, launch.shared)
         values = np.array([memory.pointer + offset for memory, offset in arguments], np.uint64)
         places = np.arange(len(values), dtype=np.uint64) * np.uint64(8) + np.uint64(address(values))
         _call(
             self._driver.cuLaunchKernel,
-            kernel,
+            kernel.handle,
             *launch.grid,
             *launch.block,
             launch.shared,
@@ -185,25 +207,35 @@ class CudaDevice:
         self._large.add(key)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work`'s launches as one CUDA graph: what is returned asks for them again, in one call."""
+        """`work`'s launches as one CUDA graph: what is returned asks for them again, in one call.
+
+        What `work` raises comes through, and neither graph nor capture stay behind.
+        """
         driver, before = self._driver, self._stream
         self._enter()
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._stream = self._own  # a caller's may be the default stream, which can't be captured
         _call(driver.cuStreamBeginCapture, self._own, mode)
+        self._stream = self._own  # a caller's may be the default stream, which can't be captured
         try:
             work()
+        except BaseException:
+            _, graph = driver.cuStreamEndCapture(self._own)  # null where the failure has ended the capture
+            if int(graph):
+                driver.cuGraphDestroy(graph)
+            raise
         finally:
-            graph = _call(driver.cuStreamEndCapture, self._own)
             self._stream = before
-        executable = _call(driver.cuGraphInstantiate, graph, 0)
-        _call(driver.cuGraphDestroy, graph)
+        graph = _call(driver.cuStreamEndCapture, self._own)
+        try:
+            executable = _call(driver.cuGraphInstantiate, graph, 0)
+        finally:
+            driver.cuGraphDestroy(graph)
 
         def replay() -> None:
             self._enter()
             _call(driver.cuGraphLaunch, executable, self._stream)
 
-        weakref.finalize(replay, driver.cuGraphExecDestroy, executable).atexit = False
+        self._free_with(replay, "cuGraphExecDestroy", executable)
         return replay
 
     def synchronise(self) -> None:
@@ -226,9 +258,16 @@ class CudaDevice:
                 _call(driver.cuEventDestroy, event)
 
 
-def _free(driver: Any, context: Any, pointer: int) -> None:
+def _free(driver: Any, context: Any, function: Any, handle: Any) -> None:
     driver.cuCtxSetCurrent(context)
-    driver.cuMemFree(pointer)
+    function(handle)
+
+
+def _wanted_device() -> int:
+    text = os.environ.get("CONVOPT_CUDA_DEVICE", "0")
+    if not text.isdigit():
+        raise ExecutionError(f"CONVOPT_CUDA_DEVICE={text}: expected a device's number")
+    return int(text)
 
 
 def this_gpu() -> str:
@@ -237,7 +276,7 @@ def this_gpu() -> str:
     Binaries run on later minor versions of the architecture: 8.6 takes what is made for 8.0.
     """
     driver = _import()
-    _primary_context(ordinal := int(os.environ.get("CONVOPT_CUDA_DEVICE", "0")))
+    _primary_context(ordinal := _wanted_device())
     device = _call(driver.cuDeviceGet, ordinal)
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
     major = int(_call(driver.cuDeviceGetAttribute, attribute, device))

@@ -28,9 +28,13 @@ DRIVERS = {
 
 
 class Device(Protocol):
-    """One stream of work on one device. A context of a module has its own; `name` is the device's own."""
+    """One stream of work on one device. A context of a module has its own; `name` is the device's own.
+
+    index: its number, as torch and cupy count devices too; None for devices that they don't know.
+    """
 
     name: str
+    index: int | None
 
     def allocate(self, nbytes: int) -> Memory:
         """At least `nbytes`, zeroed, freed with the last reference. MemoryError where it does not fit."""

@@ -95,6 +95,29 @@ def _library(value: Any) -> Any:
     return sys.modules[name]
 
 
+def device_number(value: Any) -> int:
+    """Which of its kind's devices the array is on, by its library's count."""
+    return int(value.device.index if _library(value).__name__ == "torch" else value.device.id)
+
+
+def gpu_of(value: Any) -> str | None:
+    """The architecture of the device that the array is on: "sm_90", "gfx942"; None if it is on no device.
+
+    `convopt.arguments.target_of` says which target that is.
+    """
+    if not lives_on_device(value):
+        return None
+    number, library = device_number(value), _library(value)
+    if library.__name__ == "torch":
+        properties = library.cuda.get_device_properties(number)
+        major, architecture = properties.major, str(getattr(properties, "gcnArchName", ""))
+    else:
+        found = library.cuda.runtime.getDeviceProperties(number)
+        major, architecture = found["major"], found.get("gcnArchName", b"").decode()
+    # torch for CUDA has a gcnArchName too: the device's name.
+    return architecture.partition(":")[0] if architecture.startswith("gfx") else f"sm_{major}0"
+
+
 def current_stream(value: Any) -> int:
     """The stream on which the value's library works now."""
     library = _library(value)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from convopt.errors import ArtifactError, ExecutionError
+from convopt.errors import ArtifactError, ExecutionError, InputError
 from convopt.runtime import forks
 from convopt.runtime.device import Compiling, Device, DevicePointer, Memory, open_device
-from convopt.runtime.device_arrays import DeviceArray, current_stream, empty_like, memory_shape
+from convopt.runtime.device_arrays import DeviceArray, current_stream, device_number, empty_like, memory_shape
 from convopt.runtime.loaded import Loaded, is_data_dependent, nbytes, numpy_dtype
 from convopt.runtime.memory import Bytes, empty
 from convopt.runtime.program import Address, IslandStep, KernelStep, Program, Step, TensorSpec
@@ -140,6 +140,11 @@ class DeviceContext:
         if unsized := [spec.name for spec in program.outputs if is_data_dependent(spec)]:
             raise ExecutionError(
                 f"the sizes of {', '.join(unsized)} are known on the host only: give arrays there"
+            )
+        if wrong := {number for a in inputs if (number := device_number(a.value)) != device.index}:
+            raise InputError(
+                f"an input is on device {wrong.pop()}, this process computes on {device.index}:"
+                f" set CONVOPT_{'CUDA' if self.loaded.kind == 'cuda' else 'HIP'}_DEVICE, or move the input"
             )
         with device.on_stream(current_stream(first)):
             for memory, array in zip(self._memory["input"], inputs, strict=True):

@@ -83,10 +83,11 @@ class HipDevice:
     def __init__(self, toolkit: str | None = None) -> None:
         self._library = find_library()
         self._toolkit = toolkit
-        self.index = _wanted_device(self._library)
-        self._library.call("hipSetDevice", self.index)
-        self.name = self._library.device_name(self.index)
-        self.arch = self._library.arch(self.index)
+        number = _wanted_device(self._library)
+        self.index: int | None = number
+        self._library.call("hipSetDevice", number)
+        self.name = self._library.device_name(number)
+        self.arch = self._library.arch(number)
         self._own = self._made("hipStreamCreateWithFlags", _NON_BLOCKING)
         self._stream = self._own
         weakref.finalize(self, _quietly, self._library, "hipStreamDestroy", self._own).atexit = False

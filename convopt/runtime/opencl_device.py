@@ -58,6 +58,8 @@ def _context() -> Any:
 class OpenClDevice:
     """One in-order queue. Kernels are made anew by `kernel`: their arguments are state."""
 
+    index: int | None = None
+
     def __init__(self) -> None:
         self._cl = _import()
         self._context = _context()

@@ -16,20 +16,33 @@ static struct launch recorded[64];
 static int count, capturing, current;
 static int allowed_shared = 48 << 10;
 
+/* What is alive: blocks of memory, modules, graphs, executable graphs, events, streams. */
+enum { MEMORY, MODULE, GRAPH, EXECUTABLE, EVENT, STREAM, KINDS };
+static int alive[KINDS], fail_instantiate;
+int stub_alive(int kind) { return alive[kind]; }
+int stub_capturing(void) { return capturing; }
+void stub_fail_instantiate(int fail) { fail_instantiate = fail; }
+static status made(int kind, void **handle, long value) { alive[kind]++; *handle = (void *)value; return OK; }
+static status gone(int kind, void *handle) {
+  if (!handle || !current) return INVALID_VALUE;
+  alive[kind]--;
+  return OK;
+}
+
 status cuInit(unsigned flags) { return OK; }
 status cuDriverGetVersion(int *version) { *version = 13000; return OK; }
 status cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : OK; }
 status cuDeviceGetName(char *name, int length, int device) { strncpy(name, "stub", length); return OK; }
 status cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)0x10; return OK; }
 status cuCtxSetCurrent(void *context) { current = context != NULL; return OK; }
-status cuStreamCreate(void **stream, unsigned flags) { *stream = (void *)0x20; return OK; }
-status cuStreamDestroy_v2(void *stream) { return OK; }
+status cuStreamCreate(void **stream, unsigned flags) { return made(STREAM, stream, 0x20); }
+status cuStreamDestroy_v2(void *stream) { return gone(STREAM, stream); }
 status cuStreamSynchronize(void *stream) { return capturing ? 906 : OK; }
 status cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return event ? OK : INVALID_VALUE; }
-status cuEventCreate(void **event, unsigned flags) { *event = (void *)0x30; return OK; }
+status cuEventCreate(void **event, unsigned flags) { return made(EVENT, event, 0x30); }
 status cuEventRecord(void *event, void *stream) { return event ? OK : INVALID_VALUE; }
 status cuEventSynchronize(void *event) { return OK; }
-status cuEventDestroy_v2(void *event) { return OK; }
+status cuEventDestroy_v2(void *event) { return gone(EVENT, event); }
 status cuEventElapsedTime_v2(float *milliseconds, void *a, void *b) { *milliseconds = 2.5f; return OK; }
 status cuEventElapsedTime(float *milliseconds, void *a, void *b) { *milliseconds = 2.5f; return OK; }
 
@@ -37,10 +50,11 @@ status cuMemAlloc_v2(device_pointer *pointer, size_t size) {
   if (!current) return 201;
   if (size > (size_t)1 << 40) return OUT_OF_MEMORY;
   *pointer = (device_pointer)malloc(size);
+  alive[MEMORY]++;
   memset((void *)*pointer, 0xa5, size);
   return OK;
 }
-status cuMemFree_v2(device_pointer pointer) { free((void *)pointer); return OK; }
+status cuMemFree_v2(device_pointer pointer) { free((void *)pointer); return gone(MEMORY, (void *)pointer); }
 status cuMemsetD8Async(device_pointer to, unsigned char value, size_t size, void *stream) {
   memset((void *)to, value, size);
   return OK;
@@ -60,9 +74,9 @@ status cuMemcpyDtoDAsync_v2(device_pointer to, device_pointer from, size_t size,
 
 status cuModuleLoadData(void **module, const void *image) {
   if (memcmp(image, "stub", 4)) return 200;
-  *module = (void *)0x40;
-  return OK;
+  return made(MODULE, module, 0x40);
 }
+status cuModuleUnload(void *module) { return gone(MODULE, module); }
 status cuModuleGetFunction(void **function, void *module, const char *name) {
   *function = (void *)0x50;
   return strcmp(name, "twice") ? NOT_FOUND : OK;
@@ -92,17 +106,17 @@ status cuStreamBeginCapture_v2(void *stream, int mode) {
   count = 0;
   return OK;
 }
-status cuStreamEndCapture(void *stream, void **graph) { capturing = 0; *graph = (void *)0x60; return OK; }
+status cuStreamEndCapture(void *stream, void **graph) { capturing = 0; return made(GRAPH, graph, 0x60); }
 status cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
-  *executable = (void *)0x70;
-  return OK;
+  if (fail_instantiate) return OUT_OF_MEMORY;
+  return made(EXECUTABLE, executable, 0x70);
 }
 status cuGraphLaunch(void *executable, void *stream) {
   for (int i = 0; i < count; i++) run(recorded[i]);
   return OK;
 }
-status cuGraphDestroy(void *graph) { return OK; }
-status cuGraphExecDestroy(void *executable) { return OK; }
+status cuGraphDestroy(void *graph) { return gone(GRAPH, graph); }
+status cuGraphExecDestroy(void *executable) { return gone(EXECUTABLE, executable); }
 
 /* How cuda-bindings finds the others: the newest version of the name that is here. */
 status cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t flags, int *how) {

@@ -112,6 +112,49 @@ assert [step.seconds for step in module.profile(x, runs=2).steps] == [2.5e-3, 2.
     )
 
 
+def test_nothing_is_left_behind(stub: Path) -> None:
+    """Neither by a capture whose work or whose graph fails, nor by modules and Programs that are gone."""
+    _run(
+        stub,
+        MODULE
+        + """
+import ctypes, gc
+import pytest
+from convopt.errors import ExecutionError
+library = ctypes.CDLL("libcuda.so.1")
+def alive():  # memory, modules, graphs, executable graphs, events, streams
+    gc.collect()
+    return [library.stub_alive(kind) for kind in range(6)]
+
+device = CudaDevice()
+before = alive()
+def fails():
+    raise RuntimeError("of the caller's")
+with pytest.raises(RuntimeError, match="of the caller's"):
+    device.capture(fails)
+assert alive() == before and not library.stub_capturing()
+library.stub_fail_instantiate(1)
+with pytest.raises(ExecutionError, match="cuGraphInstantiate: CUDA_ERROR_OUT_OF_MEMORY"):
+    device.capture(lambda: None)
+library.stub_fail_instantiate(0)
+assert alive() == before
+with pytest.raises(ExecutionError, match="cuModuleGetFunction"):
+    device.kernel(device.load(b"stub"), "thrice")
+assert alive() == before
+
+def kept():  # by nothing but the device itself
+    assert np.array_equal(CompiledModule([loaded], threads=1, target="cuda:sm_90")(x), 4 * x + 3)
+kept()
+loaded._resident = None
+assert alive() == before
+replay = device.capture(lambda: None)
+assert alive()[2:4] == [0, 1]
+del replay
+assert alive() == before
+""",
+    )
+
+
 def test_arrays_on_the_device_stay_there(stub: Path) -> None:
     """A library with cupy's name, whose arrays lie in the host's memory as the stub's do."""
     _run(
@@ -122,8 +165,11 @@ import contextlib, sys, types
 import pytest
 from convopt.errors import InputError
 
+class Device(contextlib.nullcontext):
+    id = 0
+
 class Array:
-    device = contextlib.nullcontext()
+    device = Device()
     def __init__(self, array):
         self.array = array
     @property
@@ -135,7 +181,8 @@ cupy = types.ModuleType("cupy")
 cupy.empty = lambda shape, dtype: Array(np.empty(shape, dtype))
 cupy.ascontiguousarray = lambda a: Array(np.ascontiguousarray(a.array))
 stream = types.SimpleNamespace(ptr=0)  # the default stream, which can't be captured
-cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream)
+runtime = types.SimpleNamespace(getDeviceProperties=lambda number: {"name": b"stub", "major": 9})
+cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream, runtime=runtime)
 sys.modules["cupy"] = cupy
 
 for scale in (1, 3):
@@ -148,6 +195,11 @@ with pytest.raises(InputError, match="expected dtype float32, got float64"):
     module(Array(x.astype(np.float64)))
 with pytest.raises(InputError, match="expected rank 1"):
     module(Array(x[None]))
+from convopt.arguments import target_of
+assert target_of(Array(x)) == "cuda:sm_90" and target_of(x) is None
+Device.id = 1
+with pytest.raises(InputError, match="an input is on device 1, .* set CONVOPT_CUDA_DEVICE"):
+    module(Array(x))
 """,
     )
 
