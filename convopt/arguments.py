@@ -17,6 +17,7 @@ from convopt.errors import CompileError, InputError
 from convopt.ir.precision import PRECISIONS, Precision
 from convopt.runtime.cuda_device import this_gpu
 from convopt.runtime.device_arrays import gpu_of
+from convopt.runtime.hip_device import this_chip
 from convopt.runtime.machine import allow_tiles
 from convopt.targets import GPU_TARGETS, CpuTarget, GpuTarget, host_cpu
 from convopt.targets import find_target as find_gpu
@@ -29,11 +30,17 @@ Verify = bool | Literal["raise"] | Mapping[str, Array]
 
 
 def find_target(name: str) -> CpuTarget | GpuTarget:
-    """InputError: no such target. CompileError: nothing here compiles for it; with the remedy."""
+    """The target of that name; "cuda", "rocm", "hip" and "dcu": that of the device here.
+
+    InputError: no such target. CompileError: nothing here compiles for it; with the remedy. ExecutionError:
+    there is no such device.
+    """
     if name == "cpu":
         return host_cpu()
     if name == "cuda":
         name = this_gpu()
+    elif name in ("rocm", "hip", "dcu"):
+        name = _of_chip(name, this_chip())
     if not isinstance(name, str) or name not in GPU_TARGETS:
         raise InputError(
             f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
@@ -55,11 +62,19 @@ def target_of(value: object) -> str | None:
     architecture = gpu_of(value)
     if architecture is None:
         return None
-    kinds = {"cuda"} if architecture.startswith("sm_") else {"hip"}  # hip: compiled where it runs
+    families = ("cuda",) if architecture.startswith("sm_") else ("dcu", "hip")  # compiled where they run
+    return _of_chip(families, architecture)
+
+
+def _of_chip(families: str | tuple[str, ...], architecture: str) -> str:
+    """The first target of the families, the text before the colon, that is such a chip."""
+    wanted = (families,) if isinstance(families, str) else families
     for name, target in GPU_TARGETS.items():
-        if target.kind in kinds and target.arch == architecture:
+        if name.partition(":")[0] in wanted and target.arch == architecture:
             return name
-    raise InputError(f"no target is a {architecture}, where the array is (`convopt targets` lists them)")
+    raise InputError(
+        f"no target of {' or '.join(wanted)} is a {architecture}, the chip here (`convopt doctor` lists all)"
+    )
 
 
 def usable_target(target: CpuTarget | GpuTarget, precision: str) -> CpuTarget | GpuTarget:

@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": frozenset(
         {
             "analysis",
+            "arguments",
             "bench",
             "codegen",
             "compiler",

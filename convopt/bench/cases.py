@@ -129,19 +129,29 @@ def conv_problem(case: ConvCase, dtype: str = "float32") -> ConvProblem:
     )
 
 
-def conv_model(case: ConvCase, layout: Layout = "NCHW", seed: int = 0) -> onnx.ModelProto:
+def conv_model(
+    case: ConvCase,
+    layout: Layout = "NCHW",
+    seed: int = 0,
+    dtype: str = "float32",
+    values: str = "float32",
+) -> onnx.ModelProto:
     """A model with this one Conv, input "x" and output "y" in the layout, weights from the seed.
+
+    dtype: of input, weight and output. values: a type that the weights are rounded to first.
 
     NHWC wraps the Conv in Transposes, the only way that standard ONNX can say it.
     Weights are normal with variance 1/(c/groups*r*s), so that outputs of normal inputs have variance 1.
     """
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
 
     height, width = case.output_size
     fan_in = case.c // case.groups * case.r * case.s
     shape = (case.k, case.c // case.groups, case.r, case.s)
     weight = np.random.default_rng(seed).standard_normal(shape, np.float32) / np.float32(fan_in**0.5)
+    weight = weight.astype(values).astype(dtype)
+    element = helper.np_dtype_to_tensor_dtype(weight.dtype)
     conv = helper.make_node(
         "Conv",
         ["x" if layout == "NCHW" else "x_nchw", "weight"],
@@ -162,8 +172,8 @@ def conv_model(case: ConvCase, layout: Layout = "NCHW", seed: int = 0) -> onnx.M
     graph = helper.make_graph(
         nodes,
         "conv_case",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y)],
+        [helper.make_tensor_value_info("x", element, x)],
+        [helper.make_tensor_value_info("y", element, y)],
         [numpy_helper.from_array(weight, "weight")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

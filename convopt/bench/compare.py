@@ -94,14 +94,18 @@ def compare_model(
 def compare_case(
     case: ConvCase, count: int, engines: Mapping[str, Engine], settings: Settings, seconds: float
 ) -> CaseResult:
-    """One convolution, end to end and native, against one reference."""
-    x = np.random.default_rng(0).standard_normal((case.n, case.c, case.h, case.w), np.float32)
-    models: dict[Layout, Any] = {layout: conv_model(case, layout) for layout in ("NCHW", "NHWC")}
+    """One convolution, end to end and native, against one reference: float32 on what the engines get."""
+    dtype = settings.dtype
+    x = np.random.default_rng(0).standard_normal((case.n, case.c, case.h, case.w), np.float32).astype(dtype)
+    models: dict[Layout, Any] = {
+        layout: conv_model(case, layout, 0, dtype, dtype) for layout in ("NCHW", "NHWC")
+    }
     inputs: dict[Layout, Any] = {
         "NCHW": {"x": x},
         "NHWC": {"x": np.ascontiguousarray(x.transpose(0, 2, 3, 1))},
     }
-    y = onnxruntime_call(models["NCHW"], inputs["NCHW"], settings.threads, optimize=False).outputs()[0]
+    reference = conv_model(case, "NCHW", values=dtype), {"x": x.astype(np.float32)}
+    y = onnxruntime_call(*reference, settings.threads, optimize=False).outputs()[0]
     outputs: dict[Layout, Any] = {"NCHW": [y], "NHWC": [np.ascontiguousarray(y.transpose(0, 2, 3, 1))]}
 
     def race(layouts: Mapping[str, tuple[Layout, ...]]) -> dict[str, EngineResult]:
@@ -131,7 +135,7 @@ class _Entry:
 
 def _race(entries: Sequence[_Entry], settings: Settings, seconds: float) -> dict[str, EngineResult]:
     """Checks each engine's result, then times all that could start; the faster of its layouts counts."""
-    ready, errors, refused = {}, {}, {}
+    ready, errors, refused, timed = {}, {}, {}, {}
     for entry in entries:
         key = (entry.name, entry.layout)
         try:
@@ -142,8 +146,10 @@ def _race(entries: Sequence[_Entry], settings: Settings, seconds: float) -> dict
             refused[entry.name] = EngineResult(entry.layout, refused=str(refusal))
             continue
         ready[key] = prepared.call
+        if prepared.timed is not None:
+            timed[key] = prepared.timed
         errors[key] = max_error(prepared.outputs(), entry.reference)
-    timings = time_in_turn(ready, seconds) if ready else {}
+    timings = time_in_turn(ready, seconds, timed=timed) if ready else {}
     best: dict[str, EngineResult] = {}
     for (name, layout), timing in sorted(timings.items(), key=lambda item: item[1].median_ms):
         best.setdefault(name, EngineResult(layout, timing, errors[name, layout]))

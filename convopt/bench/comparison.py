@@ -9,10 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from convopt.bench.bench_device import BenchDevice
 from convopt.bench.cases import ConvCase
 from convopt.bench.compare import CaseResult, compare_case, compare_model
 from convopt.bench.engine import Engine, Settings
-from convopt.bench.results import case_document, document, earlier_cases, measure_limits, run_document
+from convopt.bench.results import (
+    Limits,
+    case_document,
+    declared_limits,
+    document,
+    earlier_cases,
+    measure_limits,
+    run_document,
+)
 from convopt.bench.suites import Suite
 from convopt.bench.whole_models import WholeModel
 from convopt.errors import InputError
@@ -20,12 +29,16 @@ from convopt.errors import InputError
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared; `seconds` is the time for each engine, case and layout."""
+    """What is compared; `seconds` is the time for each engine, case and layout.
+
+    on: the GPU that the engines run on, if not the CPU.
+    """
 
     engines: dict[str, Engine]
     threads: Sequence[int]
     precision: str
     seconds: float
+    on: BenchDevice | None = None
 
     def run(
         self,
@@ -40,7 +53,7 @@ class Comparison:
         Raises:
             InputError: `earlier` does not belong to this comparison.
         """
-        limits = [measure_limits(count) for count in self.threads]
+        limits = [self._limits(count) for count in self.threads]
         found: dict[int, list[dict[str, Any]]] = {count: [] for count in self.threads}
         known = {} if earlier is None else earlier_cases(earlier, self._document([]))
 
@@ -57,7 +70,8 @@ class Comparison:
                 if old is not None:
                     found[count].append(old)
                 elif measure is not None:
-                    found[count].append(case_document(measure(Settings(count, self.precision))))
+                    settings = Settings(count, self.precision, self.on.target.name if self.on else "cpu")
+                    found[count].append(case_document(measure(settings)))
                     after_case(so_far())
         return so_far()
 
@@ -69,7 +83,12 @@ class Comparison:
         return lambda settings: compare_case(case, count, self.engines, settings, self.seconds)
 
     def _document(self, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return document(runs, self.engines, self.precision, self.seconds)
+        return document(runs, self.engines, self.precision, self.seconds, self.on)
+
+    def _limits(self, threads: int) -> Limits:
+        if self.on is not None:
+            return declared_limits(self.on.target, self.precision, threads)
+        return measure_limits(threads)
 
 
 def read_earlier(path: Path) -> dict[str, Any] | None:

@@ -27,14 +27,24 @@ class Settings:
 
     threads: int
     precision: str  # fp32, bf16 or fp16: what an engine may compute with inside
+    target: str = "cpu"  # or a GPU's name, on which all engines run then
+
+    @property
+    def dtype(self) -> str:
+        """Of a single convolution's input and output: on a GPU the precision's, else float32."""
+        return "float16" if self.target != "cpu" and self.precision == "fp16" else "float32"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """`call()` is what gets timed; `outputs()` copies the last call's results, in the model's order."""
+    """`call()` is what gets timed; `outputs()` copies the last call's results, in the model's order.
+
+    timed: seconds of a call by the device's own clock, where that and not the caller's is to be read.
+    """
 
     call: Callable[[], object]
     outputs: Callable[[], list[np.ndarray[Any, Any]]]
+    timed: Callable[[], float] | None = None
 
 
 class Engine(Protocol):

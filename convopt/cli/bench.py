@@ -14,6 +14,7 @@ from convopt.bench.protocol import PROTOCOL
 from convopt.bench.suites import SUITES, Suite, suite
 from convopt.cli.bench_fields import FIELDS
 from convopt.cli.command import (
+    DEVICE_MISSING,
     Command,
     Document,
     ReportProgress,
@@ -25,9 +26,11 @@ from convopt.cli.command import (
 from convopt.errors import InputError
 
 if TYPE_CHECKING:
+    from convopt.bench.bench_device import BenchDevice
     from convopt.bench.whole_models import WholeModel
 
 PEERS = ("onnxruntime", "openvino", "torch", "inductor")
+DEVICE_PEERS = ("torch", "inductor", "miopen", "direct")
 SUITE_SECONDS = 0.2  # of the tens of cases of a suite
 
 
@@ -65,12 +68,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N...]",
         help="of every engine, each number in turn (default: all usable cores; --overhead: 1,2)",
     )
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="of the inside")
+    parser.add_argument(
+        "--target",
+        default="cpu",
+        metavar="NAME",
+        help="cpu (default), or a GPU here: opencl, cuda, rocm, dcu, or what `convopt doctor` lists",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        help="of the inside; on GPUs of a convolution's input and output too (default: fp32; on GPUs fp16)",
+    )
     parser.add_argument(
         "--against",
-        default="onnxruntime",
         metavar="ENGINES",
-        help=f"peers, separated by commas: {', '.join(PEERS)}; one that can't run is named with the reason",
+        help=f"peers, separated by commas: {', '.join(PEERS)}; on GPUs {', '.join(DEVICE_PEERS)}; one that"
+        " can't run is named with the reason (default: onnxruntime; on GPUs torch,direct)",
     )
     parser.add_argument(
         "--seconds",
@@ -102,7 +115,13 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.targets.cpu import usable_cores
 
     output = output_path(arguments.output, (".json",)) if arguments.output else None
+    _set_defaults(arguments)
     _check(arguments)
+    on = None
+    if arguments.target != "cpu":
+        on, missing = _open(arguments.target)
+        if on is None:
+            return {"command": "bench", "target": arguments.target, "missing": missing}
     if arguments.plot:
         from convopt.bench.plots import require_matplotlib
 
@@ -110,8 +129,11 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     if arguments.overhead:
         made = _overhead(arguments.threads or (1, 2), progress)
     else:
-        threads = arguments.threads or (usable_cores(),)
-        made = (_startup if arguments.startup else _compare)(arguments, threads, progress)
+        threads = arguments.threads or (usable_cores() if on is None else 1,)
+        if arguments.startup:
+            made = _startup(arguments, threads, progress)
+        else:
+            made = _compare(arguments, threads, progress, on)
     if arguments.plot:
         from convopt.bench.plots import write_plots
 
@@ -121,10 +143,45 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     return made
 
 
+def _set_defaults(arguments: argparse.Namespace) -> None:
+    """What depends on the target."""
+    on_cpu = arguments.target == "cpu"
+    if arguments.precision is None:
+        arguments.precision = "fp32" if on_cpu else "fp16"
+    if arguments.against is None:
+        arguments.against = "onnxruntime" if on_cpu else "torch,direct"
+
+
+def _open(name: str) -> tuple[BenchDevice | None, str | None]:
+    """The target's device, or why it can't be used here.
+
+    InputError: there is no such target.
+    """
+    from convopt.arguments import find_target
+    from convopt.bench.bench_device import BenchDevice
+    from convopt.errors import CompileError, ExecutionError
+    from convopt.targets import GpuTarget
+
+    try:
+        target = find_target(name)
+        assert isinstance(target, GpuTarget)  # the name is not "cpu"
+        return BenchDevice.open(target), None
+    except (CompileError, ExecutionError) as error:
+        return None, str(error)
+
+
 def _check(arguments: argparse.Namespace) -> None:
     """Raises InputError for options that don't go together."""
-    if unknown := [name for name in _peers(arguments) if name not in PEERS]:
-        raise InputError(f"--against {unknown[0]}: expected some of {', '.join(PEERS)}")
+    known = PEERS if arguments.target == "cpu" else DEVICE_PEERS
+    if unknown := [name for name in _peers(arguments) if name not in known]:
+        raise InputError(f"--against {unknown[0]}: expected some of {', '.join(known)}")
+    if arguments.target != "cpu":
+        if arguments.threads or arguments.startup or arguments.overhead:
+            raise InputError(
+                "--threads, --startup and --overhead are of the CPU: they don't go with --target"
+            )
+        if arguments.precision == "bf16":
+            raise InputError("--precision bf16: on GPUs bench compares fp16 and fp32")
     if arguments.seconds is not None and not arguments.seconds > 0:
         raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
     if arguments.model == "":
@@ -160,19 +217,23 @@ def _whole_models(arguments: argparse.Namespace) -> Sequence[WholeModel]:
     return from_real_models(arguments.models) if arguments.models else []
 
 
-def _compare(arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress) -> Document:
+def _compare(
+    arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress, on: BenchDevice | None
+) -> Document:
     from convopt.bench.cases import parse_case
     from convopt.bench.comparison import Comparison, read_earlier
+    from convopt.bench.device_engines import device_engines
     from convopt.bench.engines import ENGINES
 
     cases: Suite = ((parse_case(arguments.conv), 1),) if arguments.conv else ()
     if arguments.suite:
         cases = suite(arguments.suite, arguments.batch, arguments.max_batch)
     seconds = arguments.seconds or (SUITE_SECONDS if arguments.suite else 2.0)
-    engines = {name: ENGINES[name] for name in ("convopt", *_peers(arguments))}
+    known = ENGINES if on is None else device_engines()
+    engines = {name: known[name] for name in ("convopt", *_peers(arguments))}
     output = Path(arguments.output) if arguments.output else None
     earlier = read_earlier(output) if output and arguments.resume else None
-    return Comparison(engines, threads, arguments.precision, seconds).run(
+    return Comparison(engines, threads, arguments.precision, seconds, on).run(
         _whole_models(arguments),
         cases,
         earlier,
@@ -225,8 +286,16 @@ def _overhead(threads: Sequence[int], progress: ReportProgress) -> Document:
 
 def _show(document: Document) -> None:
     from convopt.report.bench import show_bench
+    from convopt.report.tables import print_line
 
+    if "missing" in document:
+        print_line(f"{document['target']} can't be measured on this machine: {document['missing']}")
+        return
     show_bench(document)
+
+
+def _status(document: Document) -> int:
+    return DEVICE_MISSING if "missing" in document else 0
 
 
 COMMAND = Command(
@@ -237,4 +306,5 @@ COMMAND = Command(
     add_arguments=_add_arguments,
     run=_run,
     show=_show,
+    status=_status,
 )

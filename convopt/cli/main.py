@@ -50,7 +50,7 @@ COMMANDS: tuple[Command, ...] = (
 
 EXIT_STATUS = (
     "exit status: 0 done, 1 (selftest) a check failed, 2 a wrong argument, model or input (one line on stderr"
-    " says what), 3 (doctor --target, selftest) the target can't run on this machine"
+    " says what), 3 (doctor --target, selftest, bench --target) the target can't run on this machine"
 )
 
 

@@ -18,7 +18,7 @@ from convopt.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from convopt.selftest.bench_device import BenchDevice
+    from convopt.bench.bench_device import BenchDevice
     from convopt.targets import GpuTarget
 
 FAILED = 1
@@ -74,21 +74,16 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
 
 
 def _open(target: GpuTarget, document: Document) -> BenchDevice | None:
+    from convopt.bench.bench_device import BenchDevice
     from convopt.errors import ConvoptError
-    from convopt.runtime.device import open_device
-    from convopt.selftest.bench_device import BenchDevice
 
     try:
-        device = open_device(target.kind)
+        bench = BenchDevice.open(target)
     except ConvoptError as error:
         document["missing"] = str(error)
         return None
-    arch = getattr(device, "arch", "")
-    if arch and arch != target.arch:
-        document["missing"] = f"{device.name} is a {arch}, {target.name} is a {target.arch}"
-        return None
-    document["device"] = f"{device.name} ({arch})" if arch else device.name
-    return BenchDevice(device, target)
+    document["device"] = bench.text
+    return bench
 
 
 def _probe(bench: BenchDevice, document: Document, output: Path, progress: ReportProgress) -> None:

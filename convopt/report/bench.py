@@ -10,7 +10,9 @@ from convopt.report.tables import Column, number, print_line, print_table
 def show_bench(document: dict[str, Any]) -> None:
     """The machine, then what was measured: engines side by side, starts, or calls of empty kernels."""
     machine = document["machine"]
-    print_line(f"{machine['cpu']}, {machine['cores']} cores, {machine['target']}")
+    where = f"{machine['device']}, {machine['target']}; " if machine["device"] else ""
+    cpu = f"{machine['cpu']}, {machine['cores']} cores"
+    print_line(f"{where}{cpu}" if where else f"{cpu}, {machine['target']}")
     if "startup" in document:
         _show_startup(document["startup"])
     elif "overhead" in document:
@@ -19,16 +21,18 @@ def show_bench(document: dict[str, Any]) -> None:
         versions = document["versions"].items()
         print_line(", ".join(f"{name} {version or '(missing)'}" for name, version in versions))
         for run in document["runs"]:
-            _show_run(run, list(document["versions"]), document["precision"])
+            _show_run(run, list(document["versions"]), document["precision"], machine["device"] is not None)
         for path in document.get("plots", ()):
             print_line(f"wrote {path}")
 
 
-def _show_run(run: dict[str, Any], engines: list[str], precision: str) -> None:
+def _show_run(run: dict[str, Any], engines: list[str], precision: str, on_gpu: bool) -> None:
     """One table for each kind of measurement, the summary, and who could not take part."""
     peak = run["peak_gflops"]
+    where = precision if on_gpu else _threads(run["threads"])
+    title = f"{where}; declared peak " if on_gpu else f"{where}, {precision}; FMA peak "
     print_line(
-        f"{_threads(run['threads'])}, {precision}; FMA peak "
+        title
         + (f"{peak:.0f} GFLOP/s" if peak else f"not measured: {run['peak_refused']}")
         + f", memory {run['bandwidth_gbs']:.0f} GB/s"
     )
@@ -45,7 +49,7 @@ def _show_run(run: dict[str, Any], engines: list[str], precision: str) -> None:
     if run["behind"]:
         print_line("behind the best peer: " + "; ".join(map(_compact, run["behind"])))
     if run["geomean_ratio_to_best_peer"] is not None:
-        print_line(f"ratio to the best peer, {_threads(run['threads'])}: {_summary(run)}")
+        print_line(f"ratio to the best peer, {where}: {_summary(run)}")
 
 
 def _summary(found: dict[str, Any]) -> str:

@@ -119,18 +119,35 @@ class DeviceContext:
 
         seconds: gets the time of each step, in the Program's order.
         """
-        program = self.loaded.program
-        for memory, array, spec in zip(self._memory["input"], inputs, program.inputs, strict=True):
-            self.device.write(memory, 0, _bytes(np.moveaxis(array, 1, -1) if spec.channels_last else array))
-        on_host: list[Any] = [None] * len(program.outputs)  # those whose size only an island tells
+        self.put(inputs)
         if seconds is None:
-            self._run_segments(on_host)
-        else:
-            for index, step in enumerate(program.steps):
-                seconds.append(self._timed(index, step, on_host))
+            return self.fetch(self.launch())
+        on_host: list[Any] = [None] * len(self.loaded.program.outputs)
+        for index, step in enumerate(self.loaded.program.steps):
+            seconds.append(self._timed(index, step, on_host))
+        return self.fetch(on_host)
+
+    def put(self, inputs: Sequence[Array]) -> None:
+        """Copies the inputs to the device."""
+        for memory, array, spec in zip(
+            self._memory["input"], inputs, self.loaded.program.inputs, strict=True
+        ):
+            self.device.write(memory, 0, _bytes(np.moveaxis(array, 1, -1) if spec.channels_last else array))
+
+    def launch(self) -> list[Any]:
+        """All steps on the inputs that are there; it waits for islands only.
+
+        Returns, for each output, what an island made on the host of a size that was not known, else None.
+        """
+        on_host: list[Any] = [None] * len(self.loaded.program.outputs)
+        self._run_segments(on_host)
+        return on_host
+
+    def fetch(self, on_host: Sequence[Any]) -> list[Array]:
+        """The outputs of the last launch, which returned `on_host`, in fresh arrays."""
         return [
             self._fetch(spec, Address("output", index, 0)) if on_host[index] is None else on_host[index]
-            for index, spec in enumerate(program.outputs)
+            for index, spec in enumerate(self.loaded.program.outputs)
         ]
 
     def run_on_device(self, inputs: Sequence[DeviceArray]) -> list[Any]:

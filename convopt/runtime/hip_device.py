@@ -251,6 +251,11 @@ class HipDevice:
             raise HipError(f"{self.name}: {error}", error.status) from error
 
 
+def this_chip() -> str:
+    """The architecture of the HIP device here, e.g. "gfx942". ExecutionError where there is none."""
+    return HipDevice().arch
+
+
 def _wanted_device(library: HipLibrary) -> int:
     count = library.device_count()
     if count == 0:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from convopt.bench.bench_device import BenchDevice
 from convopt.errors import ConvoptError
 from convopt.schedules.gpu_probes import AtomicSums, BankReads, WaveSize
-from convopt.selftest.bench_device import BenchDevice
 
 STRIDES = (1, 2, 4, 8, 16, 32, 64)  # words between neighbouring lanes
 VISIBLE = 1.5  # slower by this factor than without conflicts: banks can be told from noise

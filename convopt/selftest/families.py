@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from convopt.bench.bench_device import BenchDevice
 from convopt.bench.cases import ConvCase, conv_problem
 from convopt.bench.suites import contest
 from convopt.errors import ConvoptError
@@ -16,7 +17,6 @@ from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.selection.choose_gpu import choose_gpu_conv
-from convopt.selftest.bench_device import BenchDevice
 from convopt.targets import GpuTarget
 
 Array = np.ndarray[Any, Any]

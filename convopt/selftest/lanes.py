@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from convopt.bench.bench_device import BenchDevice
 from convopt.errors import InputError
 from convopt.schedules.gpu_probes import UnitRegisters
-from convopt.selftest.bench_device import BenchDevice
 from convopt.targets import GpuTarget
 from convopt.targets.matrix_units import (
     MATRIX_UNITS,

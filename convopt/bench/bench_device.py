@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from convopt.codegen.cache import KernelCache
 from convopt.codegen.device import DeviceCode
 from convopt.codegen.workers import KernelSource, compile_kernels
-from convopt.errors import CompileError
-from convopt.runtime.device import Device
+from convopt.errors import CompileError, ExecutionError
+from convopt.runtime.device import Device, Memory, open_device
 from convopt.runtime.program import Launch
 from convopt.targets import GpuTarget
 
@@ -23,6 +23,21 @@ Array = np.ndarray[Any, Any]
 class BenchDevice:
     device: Device
     target: GpuTarget
+
+    @staticmethod
+    def open(target: GpuTarget) -> BenchDevice:
+        """ExecutionError: no driver, no device, or one of another chip than the target's."""
+        device = open_device(target.kind)
+        arch = getattr(device, "arch", "")
+        if arch and arch != target.arch:
+            raise ExecutionError(f"{device.name} is a {arch}, {target.name} is a {target.arch}")
+        return BenchDevice(device, target)
+
+    @property
+    def text(self) -> str:
+        """The device's name and, where it tells, chip."""
+        arch = getattr(self.device, "arch", "")
+        return f"{self.device.name} ({arch})" if arch else self.device.name
 
     def code(self, schedule: Any, problem: Any = None, target: GpuTarget | None = None) -> DeviceCode:
         """CompileError: what refused it."""
@@ -36,6 +51,16 @@ class BenchDevice:
         self, code: DeviceCode, inputs: Sequence[Array], outputs: Sequence[Array], repeats: int = 0
     ) -> float:
         """Fills `outputs`, the kernel's arguments behind the inputs; seconds, the least of `repeats`."""
+        launch, memory = self.prepared(code, inputs, outputs)
+        launch()
+        for block, array in zip(memory[len(inputs) :], outputs, strict=True):
+            self.device.read(block, 0, _bytes(array))
+        return min((self.device.time(launch) for _ in range(repeats)), default=0.0)
+
+    def prepared(
+        self, code: DeviceCode, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> tuple[Callable[[], None], list[Memory]]:
+        """What launches the kernels on memory that holds `inputs`, and that memory, outputs last."""
         device = self.device
         memory = [device.allocate(array.nbytes) for array in (*inputs, *outputs)]
         for block, array in zip(memory, inputs, strict=False):
@@ -49,10 +74,7 @@ class BenchDevice:
             for kernel, extents in kernels:
                 device.launch(kernel, extents, [(block, 0) for block in memory])
 
-        launch()
-        for block, array in zip(memory[len(inputs) :], outputs, strict=True):
-            device.read(block, 0, _bytes(array))
-        return min((device.time(launch) for _ in range(repeats)), default=0.0)
+        return launch, memory
 
 
 def _bytes(array: Array) -> Array:
