@@ -45,6 +45,7 @@ def module_call(module: CompiledModule, inputs: Arrays) -> Prepared:
     results: dict[str, Any] = {}
 
     def call() -> None:
+        results.clear()  # the outputs before are freed, as the peers' are written over
         results.update(module.run(inputs))
 
     return Prepared(call, lambda: [results[info.name].copy() for info in module.outputs])

@@ -36,6 +36,7 @@ class _Step(ctypes.Structure):
 
 
 @functools.cache
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a TensorSpec; ml_dtypes is imported only for what numpy lacks (bfloat16, float8)."""
     if name == "string":

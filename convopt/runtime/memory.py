@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 from typing import Any
 
@@ -39,12 +40,17 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> tuple[np
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = address(block)
     skip = -start % ALIGNMENT
-    return np.ndarray(shape, dtype, block.data, skip), start + skip
+    return np.ndarray(shape, dtype, block, skip), start + skip
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    pointer: int = array.__array_interface__["data"][0]  # faster than `.ctypes.data`
-    return pointer
+    """Where element 0 is, in a quarter of the time of numpy's own ways: each call asks several times."""
+    try:
+        buffer: Any = array  # numpy's stubs don't declare the buffer protocol for Python 3.11
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    except (TypeError, ValueError):  # read-only, empty, strided, or of a dtype without a buffer (bfloat16)
+        pointer: int = array.__array_interface__["data"][0]
+        return pointer
 
 
 def as_aligned(data: bytes | memoryview | np.ndarray[Any, Any]) -> Bytes:

@@ -61,6 +61,7 @@ class CompiledModule:
             raise ValueError("without a Program, inputs, outputs and compile_shapes are needed")
         self.inputs = tuple(inputs or map(TensorInfo.of, programs[0].program.inputs))
         self.outputs = tuple(outputs or map(TensorInfo.of, programs[0].program.outputs))
+        self._output_names = tuple(info.name for info in self.outputs)
         for loaded in programs:
             if len(loaded.program.inputs) != len(self.inputs) or len(loaded.program.outputs) != len(
                 self.outputs
@@ -84,7 +85,7 @@ class CompiledModule:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """The outputs by name, of inputs by name."""
         results = self._run(gather(self.inputs, (), inputs))
-        return dict(zip((info.name for info in self.outputs), results, strict=True))
+        return dict(zip(self._output_names, results, strict=True))
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
         if not self.target.startswith("cpu") and any(map(lives_on_device, values)):

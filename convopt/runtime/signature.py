@@ -48,6 +48,11 @@ def gather(
     """A call's arguments in the model's order. InputError for excess, unknown, doubled or missing ones."""
     if not named and len(positional) == len(inputs):
         return positional
+    if not positional and len(named) == len(inputs):
+        try:
+            return [named[info.name] for info in inputs]
+        except KeyError:  # the message is made below
+            pass
     names = [info.name for info in inputs]
     if len(positional) > len(names):
         raise InputError(f"{len(positional)} inputs given, the model has {len(names)}: {', '.join(names)}")
