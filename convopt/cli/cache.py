@@ -45,7 +45,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     path = KernelCache(arguments.cache_dir).root / STORE_NAME
     if not path.exists() and action not in ("import", "merge"):
         raise InputError(f"there is no store {path}: `convopt tune` makes one")
-    with Store(path) as store:
+    with Store(path, read_only=action in ("list", "export", "verify")) as store:
         found = _act(action, arguments, store)
     return {"command": "cache", "action": action, "store": str(path), **found}
 

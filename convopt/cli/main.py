@@ -26,6 +26,7 @@ from convopt.cli import (
     selftest,
     targets,
     tune,
+    worker,
 )
 from convopt.cli.command import Command
 from convopt.errors import ConvoptError
@@ -37,6 +38,7 @@ COMMANDS: tuple[Command, ...] = (
     explain.COMMAND,
     codegen.COMMAND,
     tune.COMMAND,
+    worker.COMMAND,
     cache.COMMAND,
     choices.COMMAND,
     calibrate.COMMAND,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from convopt.lowering.base import LoweringOptions
     from convopt.schedules.conv_problem import ConvProblem
+    from convopt.tuning.rpc import RemoteRunner
     from convopt.tuning.tuner import Outcome
 
 
@@ -32,6 +33,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, help="of a suite's convolutions")
     parser.add_argument("--threads", type=positive, help="to tune for (default: all usable cores)")
     parser.add_argument(
+        "--tracker", metavar="HOST:PORT", help="measure on machines that `convopt worker` offers there"
+    )
+    parser.add_argument("--key", help="with --tracker: the name of such machines")
+    parser.add_argument("--workers", type=positive, help="with --tracker: how many at once (default: 1)")
+    parser.add_argument(
         "--cache-dir", metavar="DIR", help="of kernels and measurements (default: as for optimize)"
     )
 
@@ -42,10 +48,11 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.tuning.session import tune_problems
     from convopt.tuning.tuner import gain
 
+    runners = _runners(arguments)
     problems, options = problems_of(arguments, progress)
     cache = KernelCache(arguments.cache_dir)
     start = time.perf_counter()
-    outcomes = tune_problems(problems, arguments.budget, options, cache, progress)
+    outcomes = tune_problems(problems, arguments.budget, options, cache, progress, runners)
     return {
         "command": "tune",
         "target": options.target.name,
@@ -56,6 +63,20 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "speedup": gain(outcomes),
         "convs": [_conv(outcome) for outcome in outcomes],
     }
+
+
+def _runners(arguments: argparse.Namespace) -> list[RemoteRunner]:
+    if arguments.tracker is None:
+        if arguments.key is not None or arguments.workers is not None:
+            raise InputError("--key and --workers go with --tracker")
+        return []
+    if arguments.key is None:
+        raise InputError("--tracker wants --key, the name of the machines")
+    from convopt.tuning import rpc
+
+    rpc.require_rpc()
+    address = rpc.parse_address(arguments.tracker)
+    return [rpc.RemoteRunner(address, arguments.key) for _ in range(arguments.workers or 1)]
 
 
 def problems_of(

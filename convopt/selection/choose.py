@@ -47,10 +47,12 @@ def choose_conv(
     """
     best, best_seconds, refusals = None, float("inf"), []
     for family in families:
-        for schedule in family.space(problem, target):
-            # The largest space by far: most of it is ruled out by a part of the cost that many share.
-            if isinstance(schedule, DirectConv) and schedule.least_seconds(problem, target) >= best_seconds:
-                continue
+        schedules = list(family.space(problem, target))
+        if family is DirectConv:  # the largest space by far: what many of it share rules most of it out
+            schedules.sort(key=lambda one: one.least_seconds(problem, target))
+        for schedule in schedules:
+            if family is DirectConv and schedule.least_seconds(problem, target) >= best_seconds:
+                break
             reason = schedule.why_not(problem, target)
             if reason is not None:
                 refusals.append(f"{family.name}: {reason}")

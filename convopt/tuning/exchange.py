@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,25 +39,25 @@ class Listed:
 
 def listed(store: Store) -> list[Listed]:
     """Every record, the newest first."""
-    rows = store.connection.execute(
+    rows = store.rows(
         "SELECT digest, problem, target, threads, generator, plan, version, seconds, ratio, at"
         " FROM records JOIN tasks ON task = digest ORDER BY at DESC"
     )
     return [
         Listed(
             digest, describe(problem), target, threads, json.loads(plan), seconds, ratio, at,
-            _state(generator, json.loads(plan), version),
+            _state(generator, plan, version),
         )
         for digest, problem, target, threads, generator, plan, version, seconds, ratio, at in rows
     ]  # fmt: skip
 
 
-def _state(generator: str, plan: Any, version: str) -> str:
+def _state(generator: str, plan: str, version: str) -> str:
     """Whether this convopt uses the plan."""
     if generator != code_generator():
         return "another code generator"
     try:
-        family = from_json(plan).schedule.name
+        family = from_json(json.loads(plan)).schedule.name
     except ValueError:
         return "another version's schedule"
     return "used" if version == schedule_version(family) else "the schedule has changed"
@@ -63,12 +65,11 @@ def _state(generator: str, plan: Any, version: str) -> str:
 
 def exported(store: Store) -> dict[str, Any]:
     """All rows as JSON values."""
-    db = store.connection
     names = {"tasks": TASK, "trials": TRIAL, "records": RECORD}
     return {"format": FORMAT} | {
         table: [
             dict(zip(columns, row, strict=True))
-            for row in db.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY rowid")
+            for row in store.rows(f"SELECT {', '.join(columns)} FROM {table} ORDER BY rowid")
         ]
         for table, columns in names.items()
     }
@@ -88,6 +89,10 @@ def import_rows(store: Store, document: Any) -> dict[str, int]:
         known = {key.digest: key for key in keys}
         trials = [tuple(row[name] for name in TRIAL) for row in document["trials"]]
         records = [tuple(row[name] for name in RECORD) for row in document["records"]]
+        for _, plan, _, seconds, _, at in trials:
+            _check([plan], [at] if seconds is None else [seconds, at])
+        for _, _, _, plan, seconds, ratio, baseline, at in records:
+            _check([plan, baseline], [seconds, ratio, at])
         orphans = {row[0] for row in (*trials, *records)} - known.keys()
         if orphans:
             raise ValueError(f"rows of tasks that are not in it: {sorted(orphans)[:3]}")
@@ -101,11 +106,22 @@ def import_rows(store: Store, document: Any) -> dict[str, int]:
     return counts
 
 
+def _check(plans: Sequence[Any], numbers: Sequence[Any]) -> None:
+    """ValueError for what no tuner writes; plans of other versions' schedules may pass."""
+    for text in plans:
+        plan = json.loads(text)
+        if not isinstance(plan, dict) or not isinstance(plan.get("config"), dict):
+            raise ValueError(f"no plan: {text}")
+        if not isinstance(plan.get("family"), str) or not isinstance(plan.get("expand_col"), int):
+            raise ValueError(f"no plan: {text}")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise ValueError(f"{number!r} is no positive number")
+
+
 def merge(store: Store, other: Path) -> dict[str, int]:
-    """Adds the rows of another store, which may be in use."""
-    if not other.is_file():
-        raise InputError(f"there is no store {other}")
-    with Store(other) as source:
+    """Adds the rows of another store, which may be in use. InputError: it is no store."""
+    with Store(other, read_only=True) as source:
         return import_rows(store, exported(source))
 
 
@@ -119,9 +135,7 @@ def prune(store: Store, older_than_days: float | None) -> dict[str, int]:
                 f"SELECT task, plan, {table}.version, generator, at FROM {table} JOIN tasks ON task = digest"
             )
             for task, plan, version, generator, at in found.fetchall():
-                if (limit is not None and at < limit) or _state(
-                    generator, json.loads(plan), version
-                ) != "used":
+                if (limit is not None and at < limit) or _state(generator, plan, version) != "used":
                     rows.append((task, plan, version))
             db.executemany(f"DELETE FROM {table} WHERE task = ? AND plan = ? AND version = ?", rows)
         db.execute(

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,19 +137,19 @@ class Session:
         return {"seconds": seconds, "difference": difference if np.isfinite(difference) else None}
 
 
-def main() -> None:
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answers the requests of standard input until its end."""
     # Libraries print: what goes to file descriptor 1 must not end up between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    session = Session()
     for line in sys.stdin:
         request = json.loads(line)
         signal.alarm(request.get("limit", 0))  # its default action ends the process, native code or not
-        answer = session.answer(request)
+        found = answer(request)
         signal.alarm(0)
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
-    main()
+    serve(Session().answer)

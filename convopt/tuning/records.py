@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from convopt.errors import InputError
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import ConvPlan, Records
 from convopt.targets import Target
@@ -29,8 +29,8 @@ class StoredRecords:
     def find(self, problem: ConvProblem, target: Target, threads: int) -> ConvPlan | None:
         try:
             record = self._store.best(task_key(problem, target, threads))
-        except sqlite3.Error as error:
-            logger.warning("the tuning store %s can't be read: %s", self._store.path, error)
+        except InputError as error:
+            logger.warning("%s", error)
             return None
         return None if record is None else record.plan
 
@@ -48,10 +48,22 @@ class Collector:
 
 @contextlib.contextmanager
 def open_records(folder: Path) -> Iterator[Records | None]:
-    """The records of the store in the cache folder, None where nothing was ever tuned."""
+    """The records of the store in the cache folder, None where nothing was ever tuned.
+
+    A damaged file is set aside; one that can't be used costs a warning and the records.
+    """
     path = folder / STORE_NAME
-    if not path.exists():
+    store = None
+    if path.exists():
+        try:
+            store = Store(path)
+        except InputError as error:
+            try:
+                store = Store(path, read_only=True)  # on a read-only disk
+            except InputError:
+                logger.warning("%s", error)
+    if store is None:
         yield None
         return
-    with Store(path) as store:
+    with store:
         yield StoredRecords(store)

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from convopt.errors import InputError
+
 # Of the scale of the output. What is rounded to 16 bits anywhere differs by more than sums in another order.
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+
+
+class NoDevice(InputError):
+    """Nothing to measure on: no machine of the kind that was asked for is there, or becomes free."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Probe:
 class Runner(Protocol):
     """Times candidates of one convolution after another; files stay valid until `reset`.
 
-    timeout: seconds; a candidate that takes longer has failed.
+    timeout: seconds; a candidate that takes longer has failed. `probe` and `race` raise NoDevice.
     """
 
     def reset(self) -> None:
@@ -45,21 +51,22 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-class LocalRunner:
-    """One measuring process, started again after it died."""
+class ProcessRunner:
+    """A process that answers lines of JSON (`convopt.tuning.measuring`), started again after it died."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._process: subprocess.Popen[str] | None = None
 
     def reset(self) -> None:
         if self._process is not None:
-            self._ask({"reset": True}, 10.0)
+            self.ask({"reset": True}, 10.0)
 
     def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe:
-        return judged(self._ask({"probe": str(path), "reference": str(reference)}, timeout), tolerance)
+        return judged(self.ask({"probe": str(path), "reference": str(reference)}, timeout), tolerance)
 
     def race(self, paths: Sequence[Path], seconds: float, timeout: float) -> list[list[float]] | str:
-        answer = self._ask({"race": [str(path) for path in paths], "seconds": seconds}, timeout)
+        answer = self.ask({"race": [str(path) for path in paths], "seconds": seconds}, timeout)
         return str(answer["error"]) if "error" in answer else list(answer["turns"])
 
     def close(self) -> None:
@@ -72,7 +79,8 @@ class LocalRunner:
                     with contextlib.suppress(OSError):  # what its reader never read
                         stream.close()
 
-    def _ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """The answer; `{"error": text}` where the process died or took longer than `timeout` seconds."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         limit = math.ceil(timeout) + 1
@@ -98,7 +106,7 @@ class LocalRunner:
             self.close()
             paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "convopt.tuning.measuring"],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -107,6 +115,13 @@ class LocalRunner:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
         return self._process
+
+
+class LocalRunner(ProcessRunner):
+    """On this machine."""
+
+    def __init__(self) -> None:
+        super().__init__("convopt.tuning.measuring")
 
 
 def judged(answer: dict[str, Any], tolerance: float) -> Probe:

@@ -16,9 +16,11 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from convopt.errors import InputError
 from convopt.selection.plans import ConvPlan, from_json, to_json
@@ -79,12 +81,18 @@ def plan_text(plan: ConvPlan) -> str:
 class Store:
     """An open store. Connections belong to the thread that opened them.
 
+    read_only: nothing is written, a damaged file is left where it is, and the disk may be read-only.
+
     Raises:
-        InputError: the folder can't be written, or a newer convopt made the file.
+        InputError: the folder can't be written, the disk is full, or a newer convopt made the file. With
+            read_only: there is no such file, or it is no store.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
+        if read_only:
+            self.connection = _connect_to_read(path)
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.connection = self._open()
@@ -129,13 +137,24 @@ class Store:
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that begins by taking the write lock: what it reads stays true until it ends."""
-        self.connection.execute("BEGIN IMMEDIATE")
         try:
-            yield self.connection
-        except BaseException:
-            self.connection.execute("ROLLBACK")
-            raise
-        self.connection.execute("COMMIT")
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:  # not after a full disk, which SQLite rolls back itself
+                    self.connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.OperationalError, sqlite3.InternalError) as error:
+            raise InputError(f"the tuning store {self.path} can't be written: {error}") from error
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """What a query finds. InputError: the file is damaged, or locked for too long."""
+        try:
+            return self.connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise InputError(f"the tuning store {self.path} can't be read: {error}") from error
 
     def add_task(self, key: TaskKey) -> None:
         with self.writing() as db:
@@ -172,14 +191,14 @@ class Store:
         return min(current, key=lambda record: record.ratio, default=None)
 
     def records(self, key: TaskKey) -> list[Record]:
-        rows = self.connection.execute(
+        rows = self.rows(
             "SELECT plan, version, seconds, ratio, baseline, at FROM records WHERE task = ?", (key.digest,)
         )
         return [record for row in rows for record in _read_record(row)]
 
     def trials(self, key: TaskKey) -> list[Trial]:
         """Of schedules that are still the same, the fastest first, failures at the end."""
-        rows = self.connection.execute(
+        rows = self.rows(
             "SELECT plan, version, seconds, failure FROM trials WHERE task = ?"
             " ORDER BY seconds IS NULL, seconds",
             (key.digest,),
@@ -193,7 +212,7 @@ class Store:
 
     def kin(self, key: TaskKey) -> list[ConvPlan]:
         """The plans recorded for other batch sizes or numbers of threads, the best ratio first."""
-        rows = self.connection.execute(
+        rows = self.rows(
             "SELECT DISTINCT plan FROM records JOIN tasks ON task = digest"
             " WHERE kin = ? AND digest != ? ORDER BY ratio",
             (key.kin, key.digest),
@@ -219,6 +238,27 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """Beside those who write; or, where even a lock can't be written, the file as it lies there."""
+    if not path.is_file():
+        raise InputError(f"there is no store {path}")
+    faults = []
+    for mode in ("mode=ro", "immutable=1"):
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+        )
+        try:
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.execute("SELECT count(*) FROM records").fetchone()
+            if found == SCHEMA_VERSION:
+                return connection
+            faults.append(f"format {found}, this convopt reads {SCHEMA_VERSION}")
+        except sqlite3.Error as error:
+            faults.append(str(error))
+        connection.close()
+    raise InputError(f"{path} is no tuning store that can be read: {faults[-1]}")
 
 
 def _insert_task(db: sqlite3.Connection, key: TaskKey) -> None:

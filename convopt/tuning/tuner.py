@@ -7,9 +7,11 @@ known: a run that is killed loses the candidate in flight, and another run goes 
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -75,7 +77,7 @@ class Outcome:
 
 
 @dataclass
-class _State:
+class State:
     """A convolution during the run."""
 
     task: Task
@@ -84,7 +86,35 @@ class _State:
     weight: float  # seconds that it is expected to take in the model
     untuned: float | None = None
     exhausted: bool = False
+    busy: bool = False
     raced: set[ConvPlan] = field(default_factory=set)
+
+
+class Board:
+    """The convolutions of a run, which the tuners of several devices share, each in a thread of its own."""
+
+    def __init__(self, states: Sequence[State]) -> None:
+        self.states = states
+        self.stopped = False
+        self._lock = threading.Lock()
+
+    @property
+    def exhausted(self) -> bool:
+        return all(state.exhausted for state in self.states)
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[State | None]:
+        """What promises most of what no other tuner works on."""
+        with self._lock:
+            free = [state for state in self.states if not state.busy and not state.exhausted]
+            state = max(free, key=lambda one: one.weight, default=None)
+            if state is not None:
+                state.busy = True
+        try:
+            yield state
+        finally:
+            if state is not None:
+                state.busy = False
 
 
 class Tuner:
@@ -105,32 +135,38 @@ class Tuner:
 
     def tune(self, tasks: Sequence[Task], budget: float) -> list[Outcome]:
         """Spends about `budget` seconds, less where nothing is left to try."""
+        board = Board([self.state(task) for task in tasks])
+        self.work(board, budget)
+        return [self.outcome(state) for state in board.states]
+
+    def work(self, board: Board, budget: float) -> None:
+        """Visits convolutions of the board until the budget, they, or the board's user end it."""
         self._start, self._budget = time.monotonic(), budget
         self._end = self._start + budget
-        states = [self._state(task) for task in tasks]
-        while self._left() > LEAST_VISIT:
-            state = max(states, key=lambda s: 0.0 if s.exhausted else s.weight, default=None)
-            if state is None or state.exhausted:
-                break
-            self._report(states, state)
-            found = self._visit(state)
-            state.weight *= 1.0 if found else DECAY
-        return [self._outcome(state) for state in states]
+        while self._left() > LEAST_VISIT and not board.exhausted and not board.stopped:
+            with board.take() as state:
+                if state is None:
+                    time.sleep(0.1)  # the others have all that is left
+                    continue
+                self._report(board.states, state)
+                found = self._visit(state)
+                state.weight *= 1.0 if found else DECAY
 
-    def _state(self, task: Task) -> _State:
+    def state(self, task: Task) -> State:
+        """A convolution with what the store knows of it."""
         o = self.options
         baseline = choose_plan(task.problem, o.cpu, o.threads, "auto", o.im2col_cap)
         seconds = plan_seconds(baseline, task.problem, o.cpu, o.threads, o.im2col_cap)
         key = task_key(task.problem, o.cpu, o.threads)
         known = {t.plan: t.seconds for t in self.store.trials(key) if t.seconds is not None}
-        state = _State(task, key, baseline, task.count * known.get(baseline, seconds), known.get(baseline))
+        state = State(task, key, baseline, task.count * known.get(baseline, seconds), known.get(baseline))
         state.weight *= DECAY ** (len(known) // BATCH)
         return state
 
     def _left(self) -> float:
         return self._end - time.monotonic()
 
-    def _visit(self, state: _State) -> bool:
+    def _visit(self, state: State) -> bool:
         """Measures the next candidates of a convolution; whether there is a new record."""
         o, problem = self.options, state.task.problem
         trials = self.store.trials(state.key)
@@ -159,7 +195,7 @@ class Tuner:
             self.runner.reset()
             return self._measure(state, files, plans) and self._race(state, files)
 
-    def _measure(self, state: _State, files: dict[ConvPlan, Candidate], plans: Sequence[ConvPlan]) -> bool:
+    def _measure(self, state: State, files: dict[ConvPlan, Candidate], plans: Sequence[ConvPlan]) -> bool:
         """Times the untuned plan and each new one alone; False where the untuned one has no time."""
         reference = files[state.baseline].path
         tolerance = TOLERANCES[state.task.problem.y.dtype]
@@ -179,12 +215,12 @@ class Tuner:
                     return False
         return True
 
-    def _fail(self, state: _State, plan: ConvPlan, failure: str) -> None:
+    def _fail(self, state: State, plan: ConvPlan, failure: str) -> None:
         """Remembers a failure, unless the plan may only have run out of this run's time."""
         if self._left() > CANDIDATE_TIMEOUT:
             self.store.add_trial(state.key, Trial(plan, None, failure))
 
-    def _contenders(self, state: _State, trials: Sequence[Trial]) -> list[ConvPlan]:
+    def _contenders(self, state: State, trials: Sequence[Trial]) -> list[ConvPlan]:
         """The fastest plans that may beat the untuned one and have not raced it in this run."""
         known = {trial.plan: trial.seconds for trial in trials if trial.seconds is not None}
         untuned = known.get(state.baseline)
@@ -201,7 +237,7 @@ class Tuner:
         ]
         return promising[:CONTENDERS]
 
-    def _race(self, state: _State, files: dict[ConvPlan, Candidate]) -> bool:
+    def _race(self, state: State, files: dict[ConvPlan, Candidate]) -> bool:
         """The best candidates against the untuned plan and the record, in turn; whether one is the best."""
         contenders = [p for p in self._contenders(state, self.store.trials(state.key)) if p in files]
         if not contenders or self._left() < -GRACE / 2:
@@ -236,7 +272,8 @@ class Tuner:
                 found |= self.store.add_record(state.key, plan, median(times), ratios[plan], state.baseline)
         return found
 
-    def _outcome(self, state: _State) -> Outcome:
+    def outcome(self, state: State) -> Outcome:
+        """What is known at the end, from the store."""
         trials = self.store.trials(state.key)
         best: Record | None = self.store.best(state.key)
         untuned = state.untuned
@@ -252,13 +289,13 @@ class Tuner:
             sum(trial.seconds is None for trial in trials),
         )
 
-    def _report(self, states: Sequence[_State], state: _State) -> None:
+    def _report(self, states: Sequence[State], state: State) -> None:
         self.report(
             Status(
                 state.task.problem.text,
                 time.monotonic() - self._start,
                 self._budget,
-                gain([self._outcome(one) for one in states]),
+                gain([self.outcome(one) for one in states]),
             )
         )
 

@@ -14,7 +14,7 @@ from convopt.errors import InputError
 from convopt.schedules.conv_direct import DirectConv
 from convopt.selection.plans import ConvPlan
 from convopt.targets.cpu import HASWELL
-from convopt.tuning import exchange, identity
+from convopt.tuning import exchange, identity, records
 from convopt.tuning.identity import task_key
 from convopt.tuning.store import Store, Trial
 from tests.tuning.problems import conv
@@ -193,3 +193,71 @@ def test_faults_are_named(tmp_path: Path) -> None:
         first, second = exchange.faults(store)
     assert "records row 1: plan is no JSON" in first
     assert second == "1 records of tasks that are gone"
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("records", {"ratio": "0.1"}),
+        ("records", {"seconds": -1.0}),
+        ("records", {"plan": "[]"}),
+        ("trials", {"seconds": float("inf")}),
+        ("trials", {"plan": "{"}),
+        ("trials", {"plan": '{"family": "direct"}'}),
+    ],
+)
+def test_rows_that_no_tuner_writes_are_not_imported(
+    tmp_path: Path, table: str, change: dict[str, object]
+) -> None:
+    with Store(tmp_path / "a.sqlite3") as a, Store(tmp_path / "b.sqlite3") as b:
+        a.add_record(KEY, plan(), 2e-3, 0.8, plan(2))
+        a.add_trial(KEY, Trial(plan(), 2e-3))
+        document = exchange.exported(a)
+        document[table][0] |= change
+        with pytest.raises(InputError, match="a damaged export"):
+            exchange.import_rows(b, document)
+        assert exchange.exported(b)["tasks"] == []
+
+
+def test_merging_something_else_leaves_it_alone(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("notes")
+    with Store(tmp_path / "s.sqlite3") as store, pytest.raises(InputError, match="is no tuning store"):
+        exchange.merge(store, other)
+    assert other.read_text() == "notes"
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "s.sqlite3"}
+
+
+def test_a_store_on_a_read_only_disk_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite can't open it as usual there: that is made to fail, as permissions don't bind every user."""
+    with Store(tmp_path / records.STORE_NAME) as store:
+        store.add_record(KEY, plan(), 2e-3, 0.8, plan(2))
+
+    def refuse(path: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr("convopt.tuning.store._connect", refuse)
+    with records.open_records(tmp_path) as found:
+        assert found is not None
+        assert found.find(conv(), HASWELL, 2) == plan()
+    assert caplog.text == ""
+    (tmp_path / records.STORE_NAME).write_text("no store")
+    with records.open_records(tmp_path) as found:
+        assert found is None
+    assert "can't be used: attempt to write a readonly database" in caplog.text
+
+
+def test_a_full_disk_is_said_in_words(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite3") as store:
+        store.add_record(KEY, plan(), 2e-3, 0.8, plan(2))
+        (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
+        store.connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own full disk
+        with pytest.raises(InputError, match=r"s\.sqlite3 can't be written: database or disk is full"):
+            for number in range(2000):
+                store.add_trial(KEY, Trial(plan(1 + number), 1e-3))
+        store.connection.execute(f"PRAGMA max_page_count = {4 * pages}")
+        store.add_trial(KEY, Trial(plan(5000), 1e-3))
+        assert store.best(KEY) is not None
+        assert exchange.faults(store) == []
