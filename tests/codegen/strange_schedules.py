@@ -18,6 +18,14 @@ class Raises(PackMatrix):
 
 
 @dataclass(frozen=True)
+class WantsTorch(PackMatrix):
+    def apply(self, problem: Any, target: Any, symbol: str) -> Any:
+        import torch
+
+        return torch
+
+
+@dataclass(frozen=True)
 class Aborts(PackMatrix):
     def apply(self, problem: Any, target: Any, symbol: str) -> Any:
         os.abort()

@@ -14,7 +14,7 @@ from convopt.codegen.workers import KernelSource, compile_kernels
 from convopt.schedules.base import row_major
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
 from convopt.targets import host_cpu
-from tests.codegen.strange_schedules import Aborts, Counts, Exits, Prints, Raises, Sleeps
+from tests.codegen.strange_schedules import Aborts, Counts, Exits, Prints, Raises, Sleeps, WantsTorch
 
 pytestmark = pytest.mark.kernels
 
@@ -38,10 +38,11 @@ def assert_good(objects: dict[str, bytes]) -> None:
     ("schedule", "words"),
     [
         (Raises(), "ValueError: no such tile"),
+        (WantsTorch(), "ModuleNotFoundError: import of torch halted; None in sys.modules"),
         (Aborts(), "the kernel compiler crashed (signal 6)"),
         (Exits(), "the kernel compiler crashed (exit 3)"),
     ],
-    ids=["raises", "aborts", "exits"],
+    ids=["raises", "wants torch", "aborts", "exits"],
 )
 def test_a_failure_is_said_and_the_others_are_compiled(schedule: Any, words: str, tmp_path: Path) -> None:
     bad = [source(schedule, rows) for rows in (3, 4)]
