@@ -52,7 +52,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "torch_backend": frozenset({"frontends", "ir", "passes", "runtime", "verification"}),
     "interface": frozenset({"compiler", "runtime", "torch_backend"}),
     "report": frozenset({"runtime"}),
-    "bench": frozenset({"codegen", "frontends", "ir", "passes", "runtime", "schedules", "targets"}),
+    "bench": frozenset(
+        {"codegen", "frontends", "ir", "passes", "runtime", "schedules", "targets", "torch_backend"}
+    ),
     "cli": frozenset(
         {
             "analysis",

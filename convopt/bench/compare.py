@@ -17,6 +17,9 @@ from convopt.passes.check import relative_error
 
 if TYPE_CHECKING:
     import onnx
+    import torch
+
+    from convopt.bench.module_engines import ModuleEngine
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,28 @@ def compare_model(
     return CaseResult(name, 1, None, _race(entries, settings, seconds))
 
 
+def compare_module(
+    name: str,
+    module: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    engines: Mapping[str, ModuleEngine],
+    settings: Settings,
+    seconds: float,
+) -> CaseResult:
+    """A torch module, channels-last tensors in; the reference is eager torch in float64."""
+    import copy
+
+    import torch
+
+    from convopt.bench.module_engines import arrays
+
+    with torch.inference_mode():
+        reference = arrays(copy.deepcopy(module).double()(*(x.double() for x in inputs.values())))
+    torch.compiler.reset()  # what other modules of the same classes left counts against torch's limit
+    entries = [_Entry(e, engine, "NHWC", module, dict(inputs), reference) for e, engine in engines.items()]
+    return CaseResult(name, 1, None, _race(entries, settings, seconds))
+
+
 def compare_case(
     case: ConvCase, count: int, engines: Mapping[str, Engine], settings: Settings, seconds: float
 ) -> CaseResult:
@@ -126,7 +151,7 @@ class _Entry:
     """What one engine runs in a race, and the outputs that it must give."""
 
     name: str
-    engine: Engine
+    engine: Engine | ModuleEngine
     layout: Layout
     model: Any
     inputs: dict[str, Any]

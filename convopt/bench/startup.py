@@ -67,6 +67,21 @@ def measure_startup(
         }
 
 
+def measure_module_startup(
+    name: str, batch: int, threads: int, warm_starts: int = WARM_STARTS
+) -> dict[str, Startup]:
+    """A module of `convopt.bench.torch_nets` behind torch.compile, which compiles in the first call.
+
+    "cold" and "warm" as above. import_s includes torch's import; ready_s is the making of the module.
+    """
+    with tempfile.TemporaryDirectory(prefix="convopt-startup-") as folder:
+        task = {"module": name, "batch": batch, "threads": threads, "cache_dir": folder}
+        return {
+            "cold": _startup([_start(name, "cold", task)]),
+            "warm": _startup([_start(name, "warm", task) for _ in range(warm_starts)]),
+        }
+
+
 def _start(name: str, state: str, task: dict[str, Any]) -> list[float]:
     """The parts' seconds in one fresh process."""
     arguments = json.dumps({"spawned": time.monotonic()} | task)

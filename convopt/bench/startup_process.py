@@ -6,6 +6,9 @@
     inputs: name -> [dtype, shape]; they are zeros
     threads, cache_dir: of optimize
     save: path for the artifact, or null; written when the times are taken
+or, of a torch module behind torch.compile,
+    spawned, threads, cache_dir: as above
+    module, batch: as `convopt.bench.torch_nets.made` takes them
 
 Prints [import_s, ready_s, first_result_s] as JSON; an error in one line on stderr.
 """
@@ -41,6 +44,24 @@ def start(task: dict[str, Any]) -> list[float]:
     return [after - before for before, after in pairwise(stamps)]
 
 
+def start_module(task: dict[str, Any]) -> list[float]:
+    """The seconds until torch and convopt are imported, then until there is a module, then a result."""
+    import torch
+
+    import convopt.torch_backend.dynamo  # noqa: F401
+    from convopt.bench.module_engines import compiled_module
+    from convopt.bench.torch_nets import made
+
+    stamps = [task["spawned"], time.monotonic()]
+    module, x = made(task["module"], task["batch"])
+    torch.set_num_threads(task["threads"])
+    stamps.append(time.monotonic())
+    with torch.inference_mode():
+        compiled_module(module, {"cache_dir": task["cache_dir"]})(x)
+    stamps.append(time.monotonic())
+    return [after - before for before, after in pairwise(stamps)]
+
+
 def _zeros(inputs: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
@@ -51,7 +72,8 @@ def main(argument: str) -> int:
     from convopt.errors import ConvoptError
 
     try:
-        print(json.dumps(start(json.loads(argument))))
+        task = json.loads(argument)
+        print(json.dumps(start_module(task) if "module" in task else start(task)))
     except ConvoptError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Where a whole model to measure comes from: a file, a network with random weights, a real model."""
+"""Where a whole model to measure comes from: a file, a network, a real model, a torch module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
+    from convopt.bench.compare import CaseResult
+    from convopt.bench.engine import Engine, Settings
+    from convopt.bench.module_engines import ModuleEngine
+    from convopt.bench.startup import Startup
+
     Bound = tuple[onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]
+    Race = Callable[[Settings], CaseResult]
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,50 @@ class WholeModel:
 
     name: str
     read: Callable[[], Bound]
+
+    def race(self, engines: Mapping[str, Engine], seconds: float) -> Race:
+        """Reads the model; what is returned compares the engines on it."""
+        from convopt.bench.compare import compare_model
+
+        model, inputs = self.read()
+        return lambda settings: compare_model(self.name, model, inputs, engines, settings, seconds)
+
+    def startup(self, threads: int) -> dict[str, Startup]:
+        """See `measure_startup`."""
+        from convopt.bench.startup import measure_startup
+
+        return measure_startup(self.name, *self.read(), threads)
+
+
+@dataclass(frozen=True)
+class WholeModule:
+    """A torch module of `convopt.bench.torch_nets`."""
+
+    name: str
+    batch: int
+
+    def race(self, engines: Mapping[str, ModuleEngine], seconds: float) -> Race:
+        """Makes the module; what is returned compares the engines on it."""
+        from convopt.bench.compare import compare_module
+        from convopt.bench.torch_nets import made
+
+        module, x = made(self.name, self.batch)
+        return lambda settings: compare_module(self.name, module, {"x": x}, engines, settings, seconds)
+
+    def startup(self, threads: int) -> dict[str, Startup]:
+        """See `measure_module_startup`."""
+        from convopt.bench.startup import measure_module_startup
+
+        return measure_module_startup(self.name, self.batch, threads)
+
+
+def from_modules(name: str, batch: int | None) -> list[WholeModule]:
+    """The module of that name, or each of MODULES for "all"."""
+    return [WholeModule(one, batch or 1) for one in (MODULES if name == "all" else (name,))]
+
+
+# What `convopt.bench.torch_nets` makes and `--module` takes; here since that file imports torch.
+MODULES = ("small_resnet", "small_mobilenet", "small_unet", "small_vit", "resnet50", "mobilenet_v2")
 
 
 def from_file(path: str, shapes: Mapping[str, tuple[int, ...]]) -> WholeModel:

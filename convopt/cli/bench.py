@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from convopt.bench.networks import NETWORKS
 from convopt.bench.protocol import PROTOCOL
 from convopt.bench.suites import SUITES, Suite, suite
+from convopt.bench.whole_models import MODULES
 from convopt.cli.bench_fields import FIELDS
 from convopt.cli.command import (
     DEVICE_MISSING,
@@ -27,10 +28,11 @@ from convopt.errors import InputError
 
 if TYPE_CHECKING:
     from convopt.bench.bench_device import BenchDevice
-    from convopt.bench.whole_models import WholeModel
+    from convopt.bench.whole_models import WholeModel, WholeModule
 
 PEERS = ("onnxruntime", "openvino", "torch", "inductor")
 DEVICE_PEERS = ("torch", "inductor", "miopen", "direct")
+MODULE_PEERS = ("torch", "inductor")
 SUITE_SECONDS = 0.2  # of the tens of cases of a suite
 
 
@@ -38,6 +40,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("model", nargs="?", metavar="IN.onnx", help="a model to run end to end")
     what.add_argument("--network", choices=(*NETWORKS, "all"), help="a network with random weights")
+    what.add_argument(
+        "--module",
+        choices=(*MODULES, "all"),
+        help="a torch module with random weights behind torch.compile, channels-last tensors in and out",
+    )
     what.add_argument(
         "--models",
         nargs="?",
@@ -83,7 +90,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         metavar="ENGINES",
         help=f"peers, separated by commas: {', '.join(PEERS)}; on GPUs {', '.join(DEVICE_PEERS)}; one that"
-        " can't run is named with the reason (default: onnxruntime; on GPUs torch,direct)",
+        " can't run is named with the reason (default: onnxruntime; on GPUs torch,direct; --module:"
+        f" {','.join(MODULE_PEERS)})",
     )
     parser.add_argument(
         "--seconds",
@@ -149,7 +157,8 @@ def _set_defaults(arguments: argparse.Namespace) -> None:
     if arguments.precision is None:
         arguments.precision = "fp32" if on_cpu else "fp16"
     if arguments.against is None:
-        arguments.against = "onnxruntime" if on_cpu else "torch,direct"
+        peers = MODULE_PEERS if arguments.module else PEERS[:1] if on_cpu else ("torch", "direct")
+        arguments.against = ",".join(peers)
 
 
 def _open(name: str) -> tuple[BenchDevice | None, str | None]:
@@ -172,13 +181,13 @@ def _open(name: str) -> tuple[BenchDevice | None, str | None]:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises InputError for options that don't go together."""
-    known = PEERS if arguments.target == "cpu" else DEVICE_PEERS
+    known = MODULE_PEERS if arguments.module else PEERS if arguments.target == "cpu" else DEVICE_PEERS
     if unknown := [name for name in _peers(arguments) if name not in known]:
         raise InputError(f"--against {unknown[0]}: expected some of {', '.join(known)}")
     if arguments.target != "cpu":
-        if arguments.threads or arguments.startup or arguments.overhead:
+        if arguments.threads or arguments.startup or arguments.overhead or arguments.module:
             raise InputError(
-                "--threads, --startup and --overhead are of the CPU: they don't go with --target"
+                "--threads, --startup, --overhead and --module are of the CPU: they don't go with --target"
             )
         if arguments.precision == "bf16":
             raise InputError("--precision bf16: on GPUs bench compares fp16 and fp32")
@@ -186,8 +195,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
     if arguments.model == "":
         raise InputError("IN.onnx is empty; expected a file's name")
-    if arguments.batch is not None and not (arguments.suite or arguments.network):
-        raise InputError("--batch goes with --suite and --network only")
+    if arguments.batch is not None and not (arguments.suite or arguments.network or arguments.module):
+        raise InputError("--batch goes with --suite, --network and --module only")
     if arguments.max_batch is not None and not arguments.suite:
         raise InputError("--max-batch goes with --suite only")
     if (arguments.resume or arguments.plot) and (arguments.startup or arguments.overhead):
@@ -198,22 +207,25 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--plot {arguments.plot}: there is no such folder")
     if arguments.shape and not arguments.model:
         raise InputError("--shape goes with a model only")
-    if arguments.startup and not (arguments.model or arguments.network or arguments.models):
-        raise InputError("--startup goes with IN.onnx, --network and --models only")
+    whole = arguments.model or arguments.network or arguments.models or arguments.module
+    if arguments.startup and not whole:
+        raise InputError("--startup goes with IN.onnx, --network, --models and --module only")
 
 
 def _peers(arguments: argparse.Namespace) -> list[str]:
     return [name.strip() for name in arguments.against.split(",") if name.strip()]
 
 
-def _whole_models(arguments: argparse.Namespace) -> Sequence[WholeModel]:
+def _whole_models(arguments: argparse.Namespace) -> Sequence[WholeModel | WholeModule]:
     """The models that the arguments name; empty for --conv and --suite."""
-    from convopt.bench.whole_models import from_file, from_networks, from_real_models
+    from convopt.bench.whole_models import from_file, from_modules, from_networks, from_real_models
 
     if arguments.model:
         return [from_file(arguments.model, parse_shapes(arguments.shape))]
     if arguments.network:
         return from_networks(arguments.network, arguments.batch)
+    if arguments.module:
+        return from_modules(arguments.module, arguments.batch)
     return from_real_models(arguments.models) if arguments.models else []
 
 
@@ -224,12 +236,13 @@ def _compare(
     from convopt.bench.comparison import Comparison, read_earlier
     from convopt.bench.device_engines import device_engines
     from convopt.bench.engines import ENGINES
+    from convopt.bench.module_engines import MODULE_ENGINES
 
     cases: Suite = ((parse_case(arguments.conv), 1),) if arguments.conv else ()
     if arguments.suite:
         cases = suite(arguments.suite, arguments.batch, arguments.max_batch)
     seconds = arguments.seconds or (SUITE_SECONDS if arguments.suite else 2.0)
-    known = ENGINES if on is None else device_engines()
+    known = MODULE_ENGINES if arguments.module else ENGINES if on is None else device_engines()
     engines = {name: known[name] for name in ("convopt", *_peers(arguments))}
     output = Path(arguments.output) if arguments.output else None
     earlier = read_earlier(output) if output and arguments.resume else None
@@ -249,15 +262,13 @@ def _write(made: Document, output: Path) -> None:
 
 def _startup(arguments: argparse.Namespace, threads: Sequence[int], progress: ReportProgress) -> Document:
     from convopt.bench.results import describe_machine
-    from convopt.bench.startup import measure_startup
 
     models = _whole_models(arguments)
     found = []
     for done, whole in enumerate(models):
         progress(whole.name, done, len(models))
-        model, inputs = whole.read()
         for count in threads:
-            states = measure_startup(whole.name, model, inputs, count)
+            states = whole.startup(count)
             documents = {state: asdict(startup) for state, startup in states.items()}
             found.append({"name": whole.name, "threads": count, "states": documents})
     return {

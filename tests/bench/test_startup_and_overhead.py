@@ -135,3 +135,25 @@ def test_overhead_of_calls(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         assert one["call_us"] + one["kernel_us"] == pytest.approx(first["median_us"])
     assert main(["bench", "--overhead", "--threads", "1"]) == 0
     assert "1 thread: " in capsys.readouterr().out
+
+
+@pytest.mark.kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch uses its own old parts
+def test_modules_behind_torch_compile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """convopt as a backend beside eager, both within rounding of float64; a start in a fresh process."""
+    torch_nets = pytest.importorskip("convopt.bench.torch_nets")
+    monkeypatch.setitem(torch_nets.SMALL, "small_unet", (lambda: torch_nets.UNet((4, 6), 2), 18))
+    document = _document(["--module", "small_unet", "--against", "torch", "--threads", "1", *QUICK], capsys)
+    engines = document["runs"][0]["cases"][0]["end_to_end"]
+    assert set(engines) == {"convopt", "torch"}
+    assert all(0 < engine["max_error"] < 1e-5 for engine in engines.values())
+    states = startup.measure_module_startup("small_vit", 1, 1, warm_starts=1)
+    assert set(states) == {"cold", "warm"}
+    assert all(0 < state.first_result_s < state.total_s for state in states.values())
+
+
+def test_peers_of_modules_are_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--module", "small_vit", "--against", "openvino"]) == 2
+    assert "--against openvino: expected some of torch, inductor" in capsys.readouterr().err
