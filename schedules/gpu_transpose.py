@@ -48,6 +48,12 @@ class _Plan:
         return count
 
 
+def sides(problem: PointwiseProblem) -> tuple[int, int] | None:
+    """The extents along which source and destination are contiguous; None where they are not two."""
+    plan = _Plan.of(problem) if len(problem.operands) == 2 else None
+    return None if plan is None else (plan.a.extent, plan.b.extent)
+
+
 @dataclass(frozen=True)
 class GpuTranspose:
     """vector: whether threads load and store 4 elements at once, or one by one under guards."""

@@ -29,6 +29,12 @@ _ENDINGS = {"opencl": ("cl", None), "cuda": ("cu", "cubin"), "rocm": ("s", "hsac
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN.onnx")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="where the files go")
+    parser.add_argument(
+        "--host",
+        choices=("cpp",),
+        help="write a C++ program that needs no Python, all kernels in one HIP source and the weights instead"
+        " (dcu: and hip: targets); `convopt build ARTIFACT --host cpp` does so for an artifact",
+    )
     add_compile_arguments(parser)
 
 
@@ -52,13 +58,14 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     require_program(module, arguments.model)
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)
+    host = _write_host(module, folder) if arguments.host else []
     kernels: list[dict[str, Any]] = []
     written: dict[str, list[str]] = {}
     for call in calls:
         kernels += _rows(call, target)
         symbol = call.code.kernels[0].symbol
         if symbol not in written:
-            written[symbol] = _write(call, target, folder, len(written))
+            written[symbol] = host[:1] or _write(call, target, folder, len(written))
     for row in kernels:
         # Launches of one call share the files that its first is named in.
         row["files"] = written.get(row["symbol"], [])
@@ -69,12 +76,21 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "target": target.name,
         "output": str(folder),
         "kernels": kernels,
+        "host": host,
         "fallbacks": [
             {"node": place.node, "op": place.op, "reason": place.detail}
             for place in program.program.placement
             if place.where == "fallback"
         ],
     }
+
+
+def _write_host(module: Any, folder: Path) -> list[str]:
+    """The names of the files, the kernels' first."""
+    from convopt.codegen.host_cpp import write_host
+
+    (program,) = module.programs
+    return write_host(program, folder)
 
 
 def _rows(call: DeviceCall, target: GpuTarget) -> list[dict[str, Any]]:
@@ -129,6 +145,8 @@ def _show(document: Document) -> None:
     for fallback in document["fallbacks"]:
         print_line(f"fallback {fallback['op']} {fallback['node']}: {fallback['reason']}")
     print_line(f"written to {document['output']}")
+    if document["host"]:
+        print_line("how to compile and run it: the first lines of model.cpp")
 
 
 def _text(value: Any, form: str = "{}") -> str:
@@ -171,6 +189,7 @@ occupancy, bank conflicts without and with padding, L2 hit rate without and with
         "kernels[].flop": "2 per multiply-add; null for a call's further launches",
         "kernels[].bytes": "of all operands, each element once; null for a call's further launches",
         "kernels[].files[]": "in the folder; empty for a call's further launches",
+        "host[]": "files of --host in the folder",
         "fallbacks[].node": "name of a node that runs in onnxruntime",
         "fallbacks[].op": "its operator",
         "fallbacks[].reason": "why it was not compiled",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +121,9 @@ def _probe(bench: BenchDevice, document: Document, output: Path, progress: Repor
 
 def _check(bench: BenchDevice, document: Document, deadline: float, progress: ReportProgress) -> None:
     from convopt.selftest.families import FINAL_CASES, contest_checks, small_checks
+    from convopt.selftest.simple_families import simple_checks
 
-    for count, check in enumerate(small_checks(bench)):
+    for count, check in enumerate(chain(small_checks(bench), simple_checks(bench))):
         progress("kernel families", count, 0)
         document["checks"].append(_entry(check))
     for count, (case, check) in enumerate(contest_checks(bench, deadline)):
@@ -222,7 +224,7 @@ COMMAND = Command(
         "units[].agrees": "whether all lanes hold what the table says",
         "units[].faults[]": "what differs",
         "units[].layout": "the file for --layout-from, where the layout found is one that can be written",
-        "checks[].name": "kernel family, its form, the type, the convolution",
+        "checks[].name": "kernel family, its form, the type, the convolution if it is one",
         "checks[].error": "largest difference from float64 over the largest value, null where it didn't run",
         "checks[].tolerance": "that it must not exceed",
         "checks[].passed": "true where it doesn't",

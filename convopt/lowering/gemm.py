@@ -58,7 +58,9 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     weight = constant(b)
     # A constant right operand is multiplied by alpha when it is packed; else the sum is, before C is added.
     alpha = 1.0 if weight is not None else scale
-    bias, addend = _gemm_bias(node, outer, foldable=alpha == 1.0)
+    # A GPU's product of two computed operands takes a bias as one of the epilogue's.
+    unpacked = weight is None and isinstance(context.target, GpuTarget)
+    bias, addend = _gemm_bias(node, outer, foldable=alpha == 1.0 and not unpacked)
     if addend is not None or alpha != 1.0:
         expression = _after(alpha, None if addend is None else _beta(node), expression)
         values = values if addend is None else [addend, *values]
@@ -117,12 +119,14 @@ def _dynamic(
     context: LoweringContext,
 ) -> list[KernelCall]:
     g, k, n = m.b.shape
+    weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
+    if isinstance(context.target, GpuTarget):
+        parts = ConvOperands(weights, None, operands, m.offsets)
+        problem = _problem(m, expression, False)
+        return gpu_dynamic_calls(problem, b, m.b, m.b_at, parts, context, context.target)
     biases = np.broadcast_to(np.float32(0) if bias is None else bias, (g, n))
     problem = _problem(m, expression, True)
-    weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
     parts = ConvOperands(weights, biases, operands, m.offsets)
-    if isinstance(context.target, GpuTarget):
-        return gpu_dynamic_calls(problem, b, m.b, m.b_at, parts, context, context.target)
     # The packed panels are DirectConv's form of weights.
     schedule = choose_conv(problem, context.target, context.threads, (DirectConv,))
     tile = schedule.vectors * context.target.lanes

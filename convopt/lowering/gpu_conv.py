@@ -3,34 +3,101 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from convopt.lowering.base import KernelCall, LoweringContext, Refused, Temporary
+from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.simple import aligned, simple_call
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
-from convopt.schedules.pointwise_problem import copy_problem
-from convopt.selection.choose_gpu import GPU_CONV_FAMILIES, choose_gpu_conv
+from convopt.schedules.gpu_gemm_problem import GemmProblem
+from convopt.schedules.pointwise_problem import ITEM_BYTES, copy_problem
+from convopt.selection.choose_gpu import (
+    GPU_CONV_FAMILIES,
+    GPU_GEMM_FAMILIES,
+    choose_gpu_conv,
+    choose_im2col,
+    choose_transposition,
+    gpu_chunks,
+    gpu_split,
+    priced_gpu_conv,
+    unfolded_seconds,
+)
 from convopt.targets import GpuTarget
 
 
 def gpu_conv_calls(
     problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
 ) -> list[KernelCall]:
-    """The cheapest of the families, or what `context.options.algorithm` asks for. Refused: all refuse."""
-    if context.options.algorithm == "im2col":
-        raise Refused("there is no im2col for GPUs: implicit GEMM unfolds while it loads")
-    families = (GpuDirectConv,) if context.options.algorithm == "direct" else GPU_CONV_FAMILIES
+    """The cheapest of the families or im2col and GEMM, or what `context.options.algorithm` asks for.
+
+    Refused: all refuse.
+    """
+    algorithm = context.options.algorithm
     problem = _aligned(problem, operands, context)
     try:
-        schedule = choose_gpu_conv(problem, target, families)
+        if problem.taps > 1 and (
+            algorithm == "im2col" or (algorithm == "auto" and _is_unfolding_cheaper(problem, context, target))
+        ):
+            return _im2col_calls(problem, operands, context, target)
+        families = (GpuDirectConv,) if algorithm == "direct" else GPU_CONV_FAMILIES
+        return [_conv_call(problem, operands, context, target, families)]
     except ValueError as error:
         raise Refused(str(error)) from error
-    return [_with_workspace(packed_call(schedule, problem, operands, context), target)]
+
+
+def _is_unfolding_cheaper(problem: ConvProblem, context: LoweringContext, target: GpuTarget) -> bool:
+    try:
+        unfolded = unfolded_seconds(problem, target, context.options.im2col_cap)
+        return unfolded < priced_gpu_conv(problem, target)[0]
+    except ValueError:  # one of the two can't compute it
+        return False
+
+
+def _conv_call(
+    problem: ConvProblem,
+    operands: ConvOperands,
+    context: LoweringContext,
+    target: GpuTarget,
+    families: tuple[type[Any], ...],
+) -> KernelCall:
+    schedule = choose_gpu_conv(problem, target, families)
+    return _with_workspace(packed_call(schedule, problem, operands, context), target)
+
+
+def _im2col_calls(
+    problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
+) -> list[KernelCall]:
+    """As many images a matrix as `im2col_cap` allows, or rows of one image."""
+    g, k = operands.weights.shape[:2]
+    columns = problem.taps * problem.channels
+    # The matrix has its columns in the order (kd, kh, kw, c).
+    flat = operands.weights.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, columns, 1, 1, 1)
+    pieces = gpu_chunks(problem, context.options.im2col_cap)
+    largest = max(chunk.images * chunk.rows for chunk in pieces)
+    pixels = largest * prod(problem.y.shape[i] for i in (2, 4))
+    matrix = Temporary(g * pixels * columns * ITEM_BYTES[problem.x.dtype])
+    x, *rest = operands.values
+    x_offset, *offsets = operands.offsets
+    calls = []
+    for chunk in pieces:
+        unfold, gemm = gpu_split(problem, chunk)
+        x_at = x_offset + chunk.image * problem.x.strides[1]
+        unfold = replace(unfold, x=aligned(unfold.x, x, x_at, context))
+        label = f"im2col {chunk.images} images {unfold.rows}x{unfold.columns}"
+        calls.append(KernelCall(choose_im2col(unfold, target), unfold, (x, matrix), label, (x_at, 0)))
+        moved = tuple(
+            at + chunk.image * v.strides[1] + chunk.row * v.strides[3]
+            for at, v in zip(offsets, (*problem.others, problem.y), strict=True)
+        )
+        product = ConvOperands(flat, operands.bias, (matrix, *rest), (0, *moved))
+        gemm = _aligned(gemm, product, context)
+        calls.append(_conv_call(gemm, product, context, target, GPU_GEMM_FAMILIES))
+    return calls
 
 
 def gpu_dynamic_calls(
@@ -42,17 +109,52 @@ def gpu_dynamic_calls(
     context: LoweringContext,
     target: GpuTarget,
 ) -> list[KernelCall]:
-    """A product whose right operand (g, k, n) is computed: it is copied to what GpuDirectConv reads."""
+    """A product whose right operand (g, k, n) is computed: a GEMM that reads it where it lies, or copied to
+    (g, n, k) where that is cheaper; what the GEMM refuses is for GpuDirectConv, which wants a copy.
+    """
     problem = _aligned(problem, operands, context)
+    if context.options.algorithm != "direct":
+        try:
+            return _gemm_calls(problem, b, b_view, b_at, operands, context, target)
+        except ValueError:
+            pass
     schedule = GpuDirectConv()
     if (reason := schedule.why_not(problem, target)) is not None:
         raise Refused(reason)
     panel = Temporary(4 * b_view.size)
     pack = simple_call(copy_problem(b_view, row_major(b_view.shape)), (b, panel), context, "pack", (b_at, 0))
-    g, k, n = b_view.shape
-    placeholder = replace(operands, weights=np.zeros((g, n, k, 1, 1, 1), np.float32))
-    call = packed_call(schedule, problem, placeholder, context)
+    call = packed_call(schedule, problem, operands, context)
     return [pack, replace(call, operands=(call.operands[0], panel, *call.operands[2:]))]
+
+
+def _gemm_calls(
+    problem: ConvProblem,
+    b: ir.Value,
+    b_view: TensorView,
+    b_at: int,
+    operands: ConvOperands,
+    context: LoweringContext,
+    target: GpuTarget,
+) -> list[KernelCall]:
+    """ValueError: no form of the GEMM takes it."""
+    (g, k, n), (step_g, step_k, step_n) = b_view.shape, b_view.strides
+    right = aligned(replace(b_view, shape=(g, n, k), strides=(step_g, step_n, step_k)), b, b_at, context)
+    gemm = GemmProblem(
+        problem.x, problem.y, problem.kernel, problem.strides, problem.dilations, problem.pads,
+        problem.epilogue, problem.others, False, problem.arithmetic, b=right,
+    )  # fmt: skip
+    calls: list[KernelCall] = []
+    source: Operand = b
+    if choose_transposition(gemm, target):
+        dense, source = row_major(right.shape, right.dtype), Temporary(right.size * ITEM_BYTES[right.dtype])
+        calls.append(simple_call(copy_problem(right, dense), (b, source), context, "transpose", (b_at, 0)))
+        gemm, b_at = replace(gemm, b=dense), 0
+    schedule = choose_gpu_conv(gemm, target, GPU_GEMM_FAMILIES[:1])
+    x, *others = operands.values
+    x_at, *others_at = operands.offsets
+    label = f"gemm {g}x{gemm.pixels}x{n}x{k} {schedule.name}"
+    call = KernelCall(schedule, gemm, (x, source, *others), label, (x_at, b_at, *others_at))
+    return [*calls, _with_workspace(call, target)]
 
 
 def _aligned(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> ConvProblem:

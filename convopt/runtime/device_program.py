@@ -217,7 +217,9 @@ class DeviceContext:
         return np.moveaxis(array, -1, 1) if spec.channels_last else array
 
     def _run_island(self, step: IslandStep, on_host: list[Any]) -> None:
-        """Copies the inputs from the device, runs onnxruntime, copies the outputs back."""
+        """In onnxruntime: on the device's own memory where it can, else on copies, on the CPU."""
+        if self._bound_island(step):
+            return
         session = self.loaded.islands.get(step.model, self.threads)
         feeds = {}
         for spec, place in step.inputs:
@@ -236,13 +238,48 @@ class DeviceContext:
                 data = np.moveaxis(result, 1, -1) if spec.channels_last else result
                 self.device.write(*self._at(place), _bytes(np.ascontiguousarray(data)))
 
+    def _bound_island(self, step: IslandStep) -> bool:
+        """Runs it in the device's provider, its inputs and outputs bound to our memory. False: can't be."""
+        device, index = self.device, self.device.index
+        if index is None or not is_bindable(step):
+            return False
+        session = self.loaded.islands.on_device(step.model, self.threads, self.loaded.kind, index)
+        if session is None:
+            return False
+        binding = session.io_binding()
+        ends = (binding.bind_input, step.inputs), (binding.bind_output, step.outputs)
+        for bind, operands in ends:
+            for spec, place in operands:
+                memory, offset = self._at(place)
+                pointer = memory.pointer + offset
+                # onnxruntime calls AMD's devices cuda too.
+                bind(spec.name, "cuda", index, numpy_dtype(spec.dtype), list(spec.shape), pointer)
+        device.synchronise()  # its stream is another
+        try:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+        except Exception as error:  # onnxruntime raises a type of its own for each refusal
+            raise ExecutionError(f"{step.label} ({', '.join(step.nodes)}): {error}") from error
+        return True
+
     def close(self) -> None:
         """Nothing to end: memory goes with the last reference."""
 
 
-def island_copies(program: Program) -> int:
-    """Copies between the device and the host that the islands of one run need."""
-    return sum(len(step.inputs) + len(step.outputs) for step in program.steps if isinstance(step, IslandStep))
+def is_bindable(step: IslandStep) -> bool:
+    """Whether all of its operands lie on the device as onnxruntime takes them there."""
+    operands = [spec for spec, _ in (*step.inputs, *step.outputs)]
+    return not any(
+        is_data_dependent(s) or s.channels_last or numpy_dtype(s.dtype).kind not in "fiub" for s in operands
+    )
+
+
+def islands_on_cpu(loaded: DeviceProgram) -> list[IslandStep]:
+    """Those that run on the CPU on this machine, on copies: one of each input and output in every run."""
+    islands = [step for step in loaded.program.steps if isinstance(step, IslandStep)]
+    if loaded.islands.provider(loaded.kind) is None:
+        return islands
+    return [step for step in islands if not is_bindable(step)]
 
 
 def _bytes(array: Array) -> Bytes:

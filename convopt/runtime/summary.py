@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from convopt.runtime.device_program import DeviceProgram, island_copies
+from convopt.runtime.device_program import DeviceProgram, islands_on_cpu
 from convopt.runtime.loaded import Loaded
 from convopt.runtime.program import IslandStep, Placement
 
@@ -75,10 +75,17 @@ def _program(loaded: Loaded) -> list[str]:
 
 
 def _copies(loaded: Loaded) -> str:
-    """What the islands cost beside a device."""
-    if not isinstance(loaded, DeviceProgram) or not (count := island_copies(loaded.program)):
+    """Where the islands beside a device run, and what they cost."""
+    if not isinstance(loaded, DeviceProgram):
         return ""
-    return f" on the CPU, {count} copies between it and the device"
+    total = sum(isinstance(step, IslandStep) for step in loaded.program.steps)
+    copied = islands_on_cpu(loaded)
+    copies = sum(len(step.inputs) + len(step.outputs) for step in copied)
+    text = f" in {loaded.islands.provider(loaded.kind)} without copies" if total > len(copied) else ""
+    if copied:
+        which = f", {len(copied)} of them" if text else ""
+        text += f"{which} on the CPU, {copies} copies between it and the device"
+    return text
 
 
 def _size(nbytes: int) -> str:

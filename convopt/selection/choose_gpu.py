@@ -1,21 +1,32 @@
-"""Picks a convolution's schedule on a GPU: the cheapest tiled form by the model, or another family."""
+"""Picks how a convolution or a product is computed on a GPU: the cheapest tiled form by the model, another
+family, or an unfolded matrix and its GEMM.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from convopt.schedules.base import row_major
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_conv_depthwise import GpuDepthwise
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
+from convopt.schedules.gpu_gemm_problem import GemmProblem
+from convopt.schedules.gpu_im2col import GpuIm2col
 from convopt.schedules.gpu_implicit_gemm import LAUNCH_SECONDS, ImplicitGemm
+from convopt.schedules.im2col import Im2colProblem
+from convopt.schedules.primitives.vector_width import ITEMSIZE
 from convopt.selection import model
+from convopt.selection.unfold import Chunk, chunks, split
 from convopt.targets import GpuTarget
 
 GPU_CONV_FAMILIES: tuple[type[Any], ...] = (ImplicitGemm, GpuDepthwise, GpuDirectConv)
+GPU_GEMM_FAMILIES: tuple[type[Any], ...] = (ImplicitGemm, GpuDirectConv)
+_GEMM: tuple[type[Any], ...] = (ImplicitGemm,)
 
 
-@lru_cache(maxsize=4096)
 def choose_gpu_conv(
     problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...] = GPU_CONV_FAMILIES
 ) -> Any:
@@ -24,6 +35,14 @@ def choose_gpu_conv(
     Raises:
         ValueError: every family refuses; the text has each one's reason.
     """
+    return priced_gpu_conv(problem, target, families)[1]
+
+
+@lru_cache(maxsize=4096)
+def priced_gpu_conv(
+    problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...] = GPU_CONV_FAMILIES
+) -> tuple[float, Any]:
+    """(seconds by estimate, the schedule) of `choose_gpu_conv`."""
     found: list[tuple[float, Any]] = []
     refusals = []
     if ImplicitGemm in families:
@@ -44,4 +63,64 @@ def choose_gpu_conv(
                 refusals.append(f"{family.name}: {reason}")
     if not found:
         raise ValueError("; ".join(refusals))
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(found, key=lambda pair: pair[0])
+
+
+@lru_cache(maxsize=4096)
+def choose_transposition(problem: GemmProblem, target: GpuTarget) -> bool:
+    """Whether a right operand that is not contiguous along the reduction is better copied to one that is.
+
+    Raises:
+        ValueError: the GEMM takes the problem in neither form.
+    """
+    if problem.b.strides[2] == 1 or problem.b.shape[2] == 1:
+        return False
+    moved = 2 * problem.b.size * ITEMSIZE[problem.b.dtype] / target.memory_rate
+    try:
+        copied, _ = priced_gpu_conv(
+            replace(problem, b=row_major(problem.b.shape, problem.b.dtype)), target, _GEMM
+        )
+    except ValueError:
+        return False
+    try:
+        across, _ = priced_gpu_conv(problem, target, _GEMM)
+    except ValueError:
+        return True
+    return copied + moved + LAUNCH_SECONDS < across
+
+
+def gpu_chunks(problem: ConvProblem, cap: int) -> list[Chunk]:
+    """As many images a matrix as the cap allows: a GPU wants large products."""
+    return chunks(problem, problem.y.shape[1], cap)
+
+
+def gpu_split(problem: ConvProblem, chunk: Chunk) -> tuple[Im2colProblem, ConvProblem]:
+    """The two kernels of a chunk: x is read from image 0, row 0 of the chunk's first image on, and checked.
+
+    The matrix keeps the input's type. GPU kernels read no border: the pads move with the chunk's first row.
+    """
+    unfold, gemm = split(problem, chunk)
+    pads = (unfold.pads[0], unfold.pads[1] - chunk.row * problem.strides[1], unfold.pads[2])
+    matrix = replace(gemm.x, dtype=problem.x.dtype, alignment=16)
+    return replace(unfold, pads=pads), replace(gemm, x=matrix, arithmetic=problem.arithmetic)
+
+
+def choose_im2col(problem: Im2colProblem, target: GpuTarget) -> GpuIm2col:
+    """ValueError: neither form takes it."""
+    refusals = []
+    for schedule in (GpuIm2col(True), GpuIm2col(False)):
+        if (reason := schedule.why_not(problem, target)) is None:
+            return schedule
+        refusals.append(reason)
+    raise ValueError(f"{GpuIm2col.name}: {'; '.join(refusals)}")
+
+
+@lru_cache(maxsize=4096)
+def unfolded_seconds(problem: ConvProblem, target: GpuTarget, cap: int) -> float:
+    """Of im2col and GEMM, by estimate. ValueError where one of the two takes no form of it."""
+    seconds = 0.0
+    for kernels, count in Counter(gpu_split(problem, chunk) for chunk in gpu_chunks(problem, cap)).items():
+        unfold, gemm = kernels
+        one = choose_im2col(unfold, target).cost(unfold, target).seconds
+        seconds += count * (one + priced_gpu_conv(gemm, target, GPU_GEMM_FAMILIES)[0])
+    return seconds

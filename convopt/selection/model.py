@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.gpu_implicit_gemm import DTYPES, L2_BYTES_PER_CLOCK, LAUNCH_SECONDS, ImplicitGemm
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
 from convopt.selection.gpu_forms import Column, Forms, forms
@@ -152,7 +153,8 @@ def price(
 
     # Instructions that bring the tiles to shared memory; narrow accesses take more of them.
     width_bytes = min(16, access_width(p.x, 5) * size)
-    vectors = f.block_k * size * (f.block_m / width_bytes + f.block_n / 16)
+    b_bytes = 16 if not isinstance(p, GemmProblem) else min(16, access_width(p.b, 2) * size)
+    vectors = f.block_k * size * (f.block_m / width_bytes + f.block_n / b_bytes)
     active = np.minimum(together * waves, SCHEDULERS)
     issue = steps * vectors * LOAD_INSTRUCTIONS / (LANES_PER_CLOCK * active) / t.clock
 
@@ -164,7 +166,7 @@ def price(
     # L2: each block loads both its tiles; narrow loads waste the line.
     width = min(1.0, width_bytes / 4)
     loaded = blocks * row_bytes * depth
-    l2_bytes = (f.block_m / width + f.block_n) * size * depth
+    l2_bytes = (f.block_m / width + f.block_n / min(1.0, b_bytes / 4)) * size * depth
     l2 = busiest * l2_bytes / L2_BYTES_PER_CLOCK / t.clock
 
     # Memory: what is not found in L2, from the area of tiles that run at once.

@@ -16,6 +16,7 @@ from convopt.schedules import (
     resize,
     softmax,
 )
+from convopt.schedules.gpu_transpose import BLOCK, GpuTranspose, sides
 from convopt.schedules.pointwise_problem import PointwiseProblem
 from convopt.schedules.pool_problem import PoolProblem
 from convopt.schedules.reduce import ReduceProblem
@@ -23,8 +24,21 @@ from convopt.schedules.resize import ResizeProblem
 from convopt.schedules.softmax import SoftmaxProblem
 from convopt.targets import CpuTarget, GpuTarget
 
+LEAST_SIDE = BLOCK // 4  # of a transposition: below it most of a block's threads have nothing to move
+
+
+def _gpu_copy(problem: PointwiseProblem, target: GpuTarget) -> Any:
+    """A transposition through registers where neighbours in the source are none in the destination."""
+    found = sides(problem)
+    if found is not None and min(found) >= LEAST_SIDE:
+        for schedule in (GpuTranspose(True), GpuTranspose(False)):
+            if schedule.why_not(problem, target) is None:
+                return schedule
+    return gpu_pointwise.default(problem, target)
+
+
 _RULES: dict[type[Any], tuple[Any, Any]] = {
-    PointwiseProblem: (pointwise.default, gpu_pointwise.default),
+    PointwiseProblem: (pointwise.default, _gpu_copy),
     PoolProblem: (pool.default, gpu_pool.default),
     ReduceProblem: (reduce.default, gpu_reduce.default),
     ResizeProblem: (resize.default, gpu_resize.default),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,32 +14,19 @@ from convopt.bench.cases import ConvCase, conv_problem
 from convopt.bench.suites import contest
 from convopt.errors import ConvoptError
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_conv_depthwise import GpuDepthwise
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.selection.choose_gpu import choose_gpu_conv
+from convopt.selftest.check import TOLERANCE, Check
 from convopt.targets import GpuTarget
 
 Array = np.ndarray[Any, Any]
-TOLERANCE = {"float32": 1e-5, "float16": 2e-3}  # of the largest value
 REPEATS = 10
 FINAL_CASES = 6  # of the contest; what follows are its preliminary ones
 # An odd number of channels, a stride, tails in every tile; then one for a wide tile.
 SMALL = (ConvCase(2, 16, 9, 7, 27, 3, 3, 1, 1), ConvCase(1, 24, 15, 11, 40, 3, 3, 2, 1))
-
-
-@dataclass(frozen=True)
-class Check:
-    """error: the largest difference over the largest value. reason: why there is none."""
-
-    name: str
-    error: float | None
-    tolerance: float
-    seconds: float = 0.0
-    reason: str | None = None
-
-    @property
-    def passed(self) -> bool:
-        return self.error is not None and self.error <= self.tolerance
+DEPTHWISE = ConvCase(2, 24, 9, 10, 24, 3, 3, 2, 1, groups=24)
 
 
 def dense_problem(case: ConvCase, dtype: str) -> ConvProblem:
@@ -79,6 +66,13 @@ def small_checks(bench: BenchDevice) -> Iterator[Check]:
                 if dtype == "float32" and name != "direct" and "simt" not in name:
                     continue
                 yield checked(bench, f"{name}, {dtype}, {case.text}", problem, case, schedule)
+        problem = dense_problem(DEPTHWISE, dtype)
+        vectors: dict[int, GpuDepthwise] = {}
+        for schedule in GpuDepthwise.space(problem, bench.target):
+            vectors.setdefault(schedule.vector, schedule)
+        for schedule in vectors.values():
+            name = f"depthwise by {schedule.vector} channels, {dtype}, {DEPTHWISE.text}"
+            yield checked(bench, name, problem, DEPTHWISE, schedule)
 
 
 def checked(
@@ -88,10 +82,11 @@ def checked(
     dtype = problem.x.dtype
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (case.n, case.h, case.w, case.c)).astype(dtype)
-    weight = rng.uniform(-1, 1, (case.k, case.c, case.r, case.s)).astype(dtype).astype(np.float32)
+    g, per_group = case.groups, case.c // case.groups
+    weight = rng.uniform(-1, 1, (case.k, per_group, case.r, case.s)).astype(dtype).astype(np.float32)
     bias = rng.uniform(-1, 1, case.k).astype(np.float32) if problem.bias else None
-    normal = weight.reshape(1, case.k, case.c, 1, case.r, case.s)
-    packed = schedule.pack(problem, bench.target, normal, None if bias is None else bias.reshape(1, -1))
+    normal = weight.reshape(g, case.k // g, per_group, 1, case.r, case.s)
+    packed = schedule.pack(problem, bench.target, normal, None if bias is None else bias.reshape(g, -1))
     scratch = schedule.workspace_bytes(problem, bench.target)
     workspace = [np.zeros(scratch, np.uint8)] if scratch else []
     oh, ow = case.output_size
@@ -118,7 +113,10 @@ def _convolution(x: Array, weight: Array, bias: Array | None, case: ConvCase) ->
         for j in range(case.s):
             rows = slice(i * case.dilation, i * case.dilation + (oh - 1) * case.stride + 1, case.stride)
             columns = slice(j * case.dilation, j * case.dilation + (ow - 1) * case.stride + 1, case.stride)
-            total += padded[:, rows, columns] @ weight[:, :, i, j].T.astype(kind)
+            seen, taps = padded[:, rows, columns], weight[:, :, i, j].astype(kind)
+            for g in range(case.groups):
+                c, k = (slice(g * e // case.groups, (g + 1) * e // case.groups) for e in (case.c, case.k))
+                total[..., k] += seen[..., c] @ taps[k].T
     return total
 
 

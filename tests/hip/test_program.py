@@ -11,11 +11,13 @@ import onnxruntime
 import pytest
 
 import convopt
+from convopt.cli import codegen
 from convopt.cli.main import main
 from convopt.codegen.host_cpp import write_host
 from convopt.errors import InputError
 from convopt.runtime.device_program import DeviceProgram
 from convopt.runtime.module import CompiledModule
+from tests.cli.fields import undocumented
 from tests.hip.models import network, sample, with_fallback
 from tests.hip.stub_device import Stub
 
@@ -87,13 +89,43 @@ def test_fallback_islands_run_on_the_cpu(stub: Stub, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_host_cpp_runs_without_python(module: CompiledModule, stub: Stub, tmp_path: Path) -> None:
-    artifact = tmp_path.with_suffix(".convopt")
+def test_host_cpp_of_a_model_and_of_its_artifact_are_the_same(
+    module: CompiledModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact, model = tmp_path / "net.convopt", tmp_path / "net.onnx"
     module.save(artifact)
+    model.write_bytes(network().SerializeToString())
+    folders = [tmp_path / "from artifact", tmp_path / "from model"]
     assert main(["build", str(artifact), "--host", "cpp"]) == 2
-    assert main(["build", str(artifact), "--host", "cpp", "-o", str(tmp_path)]) == 0
+    assert "--host and -o DIR go together" in capsys.readouterr().err
+    assert main(["build", str(artifact), "--host", "cpp", "-o", str(folders[0])]) == 0
+    capsys.readouterr()
+    arguments = ["codegen", str(model), "--target", "dcu:k100-ai", "--host", "cpp", "-o", str(folders[1])]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert undocumented(document, codegen.COMMAND.fields) == set()
     names = ["kernels.hip", "model.cpp", "weights.bin"]
-    assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(document["host"]) == names and document["kernels"][0]["files"] == ["kernels.hip"]
+    for name in names:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    assert sorted(path.name for path in folders[1].iterdir()) == names
+
+
+def test_codegen_refuses_a_host_for_what_it_can_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "net.onnx"
+    model.write_bytes(with_fallback().SerializeToString())
+    rest = [str(model), "--host", "cpp", "-o", str(tmp_path / "out")]
+    assert main(["codegen", "--target", "dcu:k100-ai", *rest]) == 2
+    assert "these nodes run in onnxruntime, which needs Python: last (" in capsys.readouterr().err
+    assert main(["codegen", "--target", "opencl", *rest]) == 2
+    assert "it is for kernels in HIP source" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_host_cpp_runs_without_python(module: CompiledModule, stub: Stub, tmp_path: Path) -> None:
+    write_host(_program(module), tmp_path)
     subprocess.run(
         [stub.toolkit / "bin/hipcc", "--genco", "--offload-arch=gfx928", "kernels.hip", "-o", "kernels.co"],
         cwd=tmp_path, check=True,

@@ -19,6 +19,8 @@ static int allowed_shared = 48 << 10;
 /* What is alive: blocks of memory, modules, graphs, executable graphs, events, streams. */
 enum { MEMORY, MODULE, GRAPH, EXECUTABLE, EVENT, STREAM, KINDS };
 static int alive[KINDS], fail_instantiate;
+static int to_device, to_host; /* copies */
+int stub_copies(void) { return to_device + to_host; }
 int stub_alive(int kind) { return alive[kind]; }
 int stub_capturing(void) { return capturing; }
 void stub_fail_instantiate(int fail) { fail_instantiate = fail; }
@@ -61,10 +63,12 @@ status cuMemsetD8Async(device_pointer to, unsigned char value, size_t size, void
 }
 status cuMemcpyHtoDAsync_v2(device_pointer to, const void *from, size_t size, void *stream) {
   memcpy((void *)to, from, size);
+  to_device++;
   return OK;
 }
 status cuMemcpyDtoHAsync_v2(void *to, device_pointer from, size_t size, void *stream) {
   memcpy(to, (void *)from, size);
+  to_host++;
   return OK;
 }
 status cuMemcpyDtoDAsync_v2(device_pointer to, device_pointer from, size_t size, void *stream) {

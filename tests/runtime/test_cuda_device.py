@@ -155,6 +155,89 @@ assert alive() == before
     )
 
 
+ISLAND = """
+import ctypes, logging
+import onnxruntime
+from convopt.runtime.program import IslandStep
+library = ctypes.CDLL("libcuda.so.1")
+vector = TensorSpec("v", "float32", (8,))
+other = Address("arena", 0, 0)
+program = Program((spec[0],), (spec[1],), 128, 96, (
+    step(Address("input", 0, 0), middle),
+    IslandStep(0, ((vector, middle),), ((TensorSpec("w", "float32", (8,)), other),), ("cum",), "onnxruntime"),
+    step(other, Address("output", 0, 0), 3),
+), (), {"kind": "cuda"})
+
+class Session:  # of a CUDA build: it adds 1 on the device, which is the host's memory here
+    works = True
+    def __init__(self, model, options, providers):
+        assert providers[0] == ("CUDAExecutionProvider", {"device_id": 0})
+    def get_providers(self):
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"][not self.works:]
+    def io_binding(self):
+        return Binding()
+    def run_with_iobinding(self, binding):
+        binding.arrays["w"][:] = binding.arrays["v"] + 1
+
+class Binding:
+    def __init__(self):
+        self.arrays = {}
+    def bind_input(self, name, device, number, dtype, shape, pointer):
+        assert (device, number, dtype, shape) == ("cuda", 0, np.float32, [8])
+        self.arrays[name] = np.ctypeslib.as_array((ctypes.c_float * 8).from_address(pointer))
+    bind_output = bind_input
+    def synchronize_outputs(self):
+        pass
+
+class OnTheCpu:
+    def __init__(self, model, options, providers):
+        assert providers == ["CPUExecutionProvider"]
+    def run(self, names, feeds):
+        assert names == ["w"]
+        return [feeds["v"] + 1]
+
+def sessions(model, options, providers):
+    return (OnTheCpu if providers == ["CPUExecutionProvider"] else Session)(model, options, providers)
+
+onnxruntime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+onnxruntime.InferenceSession = sessions
+
+def ran():  # the copies of a run, and what the summary says
+    loaded = DeviceProgram(program, pack_binaries({"one": b"stub"}), b"", (b"model",))
+    module = CompiledModule([loaded], threads=1, target="cuda:sm_90")
+    module(x)
+    before = library.stub_copies()
+    assert np.array_equal(module(x), 2 * (2 * x + 1) + 3)
+    return library.stub_copies() - before, module.summary()
+"""
+
+
+def test_islands_run_in_the_devices_provider(stub: Path) -> None:
+    """Input and output of the module are copied, nothing for the island."""
+    _run(
+        stub,
+        MODULE
+        + ISLAND
+        + """
+copies, text = ran()
+assert copies == 2 and "1 islands in CUDAExecutionProvider without copies" in text, (copies, text)
+""",
+    )
+
+
+def test_islands_run_on_the_cpu_where_the_provider_does_not_start(stub: Path) -> None:
+    _run(
+        stub,
+        MODULE
+        + ISLAND
+        + """
+Session.works = False
+copies, text = ran()
+assert copies == 4 and "1 islands on the CPU, 2 copies between it and the device" in text, (copies, text)
+""",
+    )
+
+
 def test_arrays_on_the_device_stay_there(stub: Path) -> None:
     """A library with cupy's name, whose arrays lie in the host's memory as the stub's do."""
     _run(
