@@ -25,6 +25,7 @@ from convopt.targets import find_target as find_gpu
 logger = logging.getLogger("convopt")
 
 Array = np.ndarray[Any, Any]
+FAMILIES = ("cuda", "rocm", "hip", "dcu")  # as targets: the device of it that is here
 MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
 Verify = bool | Literal["raise"] | Mapping[str, Array]
 
@@ -37,18 +38,24 @@ def find_target(name: str) -> CpuTarget | GpuTarget:
     """
     if name == "cpu":
         return host_cpu()
-    if name == "cuda":
-        name = this_gpu()
-    elif name in ("rocm", "hip", "dcu"):
-        name = _of_chip(name, this_chip())
-    if not isinstance(name, str) or name not in GPU_TARGETS:
+    if not isinstance(name, str) or name not in (*GPU_TARGETS, *FAMILIES):
         raise InputError(
             f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
         )
-    found = find_gpu(name)
+    found = find_gpu_here(name)
     if (refusal := why_no_compiler(found)) is not None:
         raise CompileError(f"target {name}: {refusal}")
     return found
+
+
+def find_gpu_here(name: str) -> GpuTarget:
+    """The GPU target of that name, whether or not it can be compiled for; of a family the one that is here.
+
+    InputError: no such target. ExecutionError: a family without a device.
+    """
+    if name == "cuda":
+        return find_gpu(this_gpu())
+    return find_gpu(_of_chip(name, this_chip()) if name in FAMILIES else name)
 
 
 def target_of(value: object) -> str | None:

@@ -27,7 +27,10 @@ FAILED = 1
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", required=True, metavar="NAME", help="e.g. opencl, dcu:k100-ai, rocm:gfx90a"
+        "--target",
+        required=True,
+        metavar="NAME",
+        help="opencl, dcu:k100-ai, rocm:gfx90a and so on; cuda, rocm, hip or dcu: the device that is here",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE.txt", help="the report (default: selftest-TARGET.txt)"
@@ -45,19 +48,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    from convopt.arguments import find_gpu_here
+    from convopt.errors import ExecutionError
     from convopt.selftest import lanes
-    from convopt.targets import find_target
 
     deadline = time.monotonic() + arguments.budget
-    target = find_target(arguments.target)
-    name = f"selftest-{target.name.replace(':', '-')}.txt"
-    output = output_path(arguments.output or name, (".txt",))
-    taken = lanes.use(arguments.layout_from, target) if arguments.layout_from else None
+    target, missing = None, None
+    try:
+        target = find_gpu_here(arguments.target)
+    except ExecutionError as error:  # no device that would tell which target is meant
+        missing = str(error)
+    found = arguments.target if target is None else target.name
+    output = output_path(arguments.output or f"selftest-{found.replace(':', '-')}.txt", (".txt",))
+    taken = lanes.use(arguments.layout_from, target) if arguments.layout_from and target else None
     document: Document = {
         "command": "selftest",
-        "target": target.name,
+        "target": found,
         "device": None,
-        "missing": None,
+        "missing": missing,
         "layout_from": taken,
         "facts": [],
         "units": [],
@@ -65,7 +73,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "contest": [],
         "report": str(output),
     }
-    bench = _open(target, document)
+    bench = None if target is None else _open(target, document)
     if bench is not None:
         _probe(bench, document, output, progress)
         _check(bench, document, deadline, progress)

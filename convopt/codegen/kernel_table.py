@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from convopt.codegen.device import DeviceCode, DeviceKernel, Extents
-from convopt.schedules.base import TensorView
+from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.gpu_report import KernelReport
+from convopt.schedules.im2col import Im2colProblem
 from convopt.schedules.pointwise_problem import ITEM_BYTES, PointwiseProblem
 from convopt.schedules.pool_problem import PoolProblem
 from convopt.schedules.primitives.occupancy import Launch
@@ -115,8 +117,13 @@ def flop(problem: Any) -> int:
 
 def _views(problem: Any) -> Sequence[TensorView]:
     """The operands that are no constants."""
+    if isinstance(problem, GemmProblem):
+        return (problem.x, problem.b, *problem.others, problem.y)
     if isinstance(problem, ConvProblem):
         return (problem.x, *problem.others, problem.y)
+    if isinstance(problem, Im2colProblem):
+        matrix = row_major((problem.x.shape[0], problem.rows, problem.columns), problem.x.dtype)
+        return (problem.x, matrix)
     if isinstance(problem, ResizeProblem):
         return (problem.x, problem.y)
     views: Sequence[TensorView] = problem.operands

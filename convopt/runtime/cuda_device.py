@@ -213,14 +213,15 @@ class CudaDevice:
         """
         driver, before = self._driver, self._stream
         self._enter()
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        # Relaxed: the collector may free another module's memory meanwhile.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         _call(driver.cuStreamBeginCapture, self._own, mode)
         self._stream = self._own  # a caller's may be the default stream, which can't be captured
         try:
             work()
         except BaseException:
-            _, graph = driver.cuStreamEndCapture(self._own)  # null where the failure has ended the capture
-            if int(graph):
+            _, graph = driver.cuStreamEndCapture(self._own)
+            if graph is not None and int(graph):  # a failed launch has spoilt it: then there is none
                 driver.cuGraphDestroy(graph)
             raise
         finally:

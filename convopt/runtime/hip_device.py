@@ -32,7 +32,7 @@ NO_DEVICE = (
 _TO_DEVICE, _FROM_DEVICE, _ON_DEVICE = 1, 2, 3
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
 _NO_TIMING = 2
-_CAPTURE_THREAD_LOCAL = 1
+_CAPTURE_RELAXED = 2  # the collector may free another module's memory meanwhile
 # hipModuleLaunchKernel's way to take all arguments as one block of memory.
 _PARAMETERS, _PARAMETERS_SIZE, _END = 1, 2, 3
 
@@ -65,10 +65,10 @@ class HipKernel:
         self.module, self.handle = module, handle
 
 
-def _quietly(library: HipLibrary, name: str, handle: int) -> None:
+def _quietly(library: HipLibrary, name: str, *arguments: Any) -> None:
     """Frees what is no longer needed; the driver may be gone already."""
     try:
-        library.call(name, handle)
+        library.call(name, *arguments)
     except HipError:
         return
 
@@ -215,13 +215,14 @@ class HipDevice:
             return work
         before, self._stream = self._stream, self._own  # the default stream can't be captured
         try:
-            self._call("hipStreamBeginCapture", self._own, _CAPTURE_THREAD_LOCAL)
+            self._call("hipStreamBeginCapture", self._own, _CAPTURE_RELAXED)
             graph = ctypes.c_void_p()
             try:
                 work()
             except BaseException:
-                self._call("hipStreamEndCapture", self._own, ctypes.byref(graph))
-                self._call("hipGraphDestroy", graph)
+                _quietly(self._library, "hipStreamEndCapture", self._own, ctypes.byref(graph))
+                if graph.value:  # a failed launch has spoilt it: then there is none
+                    _quietly(self._library, "hipGraphDestroy", graph)
                 raise
             self._call("hipStreamEndCapture", self._own, ctypes.byref(graph))
             try:

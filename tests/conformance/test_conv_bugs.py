@@ -59,3 +59,15 @@ def test_expected_output(case: dict[str, Any]) -> None:
         support.assert_close(outputs[name], value, case["rtol"], case["atol"], name)
     if case["op"] in COMPILED and all(value.dtype == np.float32 for value in inputs.values()):
         assert support.fallbacks(module) == []
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_expected_output_on_a_device(case: dict[str, Any]) -> None:
+    model, inputs, expected = load(case)
+    module = support.compiled(model, inputs, target="opencl")
+    outputs = support.run(module, inputs)
+    for name, value in expected.items():
+        support.assert_close(outputs[name], value, case["rtol"], case["atol"], name)
+    if case["op"] in COMPILED and all(value.dtype == np.float32 for value in inputs.values()):
+        assert support.fallbacks(module) == []

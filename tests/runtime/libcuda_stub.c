@@ -10,10 +10,12 @@
 typedef int status;
 typedef uint64_t device_pointer;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { CAPTURE_INVALIDATED = 901, SPOILT = 2 };
 
 struct launch { device_pointer x, y; unsigned n, shared; };
-static struct launch recorded[64];
-static int count, capturing, current;
+struct graph { struct launch launches[64]; int count; };
+static struct graph recorded;
+static int capturing, current;
 static int allowed_shared = 48 << 10;
 
 /* What is alive: blocks of memory, modules, graphs, executable graphs, events, streams. */
@@ -99,28 +101,43 @@ static void run(struct launch l) {
 status cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                       unsigned bz, unsigned shared, void *stream, void **arguments, void **extra) {
   struct launch l = {*(device_pointer *)arguments[0], *(device_pointer *)arguments[1], gx * bx, shared};
-  if (!current || gy * gz * by * bz != 1 || shared > allowed_shared) return INVALID_VALUE;
+  if (!current || gy * gz * by * bz != 1 || shared > allowed_shared) {
+    if (capturing) capturing = SPOILT;
+    return INVALID_VALUE;
+  }
   if (!capturing) run(l);
-  else recorded[count++] = l;
+  else recorded.launches[recorded.count++] = l;
   return OK;
 }
 status cuStreamBeginCapture_v2(void *stream, int mode) {
   if (!stream) return CAPTURE_UNSUPPORTED; /* the default stream */
   capturing = 1;
-  count = 0;
+  recorded.count = 0;
   return OK;
 }
-status cuStreamEndCapture(void *stream, void **graph) { capturing = 0; return made(GRAPH, graph, 0x60); }
+static long copy_of(const struct graph *graph) {
+  struct graph *copy = malloc(sizeof *copy);
+  *copy = *graph;
+  return (long)copy;
+}
+status cuStreamEndCapture(void *stream, void **graph) {
+  int spoilt = capturing == SPOILT;
+  capturing = 0;
+  *graph = NULL;
+  if (spoilt) return CAPTURE_INVALIDATED;
+  return made(GRAPH, graph, copy_of(&recorded));
+}
 status cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
   if (fail_instantiate) return OUT_OF_MEMORY;
-  return made(EXECUTABLE, executable, 0x70);
+  return made(EXECUTABLE, executable, copy_of(graph));
 }
 status cuGraphLaunch(void *executable, void *stream) {
-  for (int i = 0; i < count; i++) run(recorded[i]);
+  const struct graph *graph = executable;
+  for (int i = 0; i < graph->count; i++) run(graph->launches[i]);
   return OK;
 }
-status cuGraphDestroy(void *graph) { return gone(GRAPH, graph); }
-status cuGraphExecDestroy(void *executable) { return gone(EXECUTABLE, executable); }
+status cuGraphDestroy(void *graph) { free(graph); return gone(GRAPH, graph); }
+status cuGraphExecDestroy(void *executable) { free(executable); return gone(EXECUTABLE, executable); }
 
 /* How cuda-bindings finds the others: the newest version of the name that is here. */
 status cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t flags, int *how) {

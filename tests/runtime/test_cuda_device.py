@@ -133,6 +133,12 @@ def fails():
 with pytest.raises(RuntimeError, match="of the caller's"):
     device.capture(fails)
 assert alive() == before and not library.stub_capturing()
+kernel, memory = device.kernel(device.load(b"stub"), "twice"), device.allocate(8)
+places = [(memory, 0), (memory, 4)]
+with pytest.raises(ExecutionError, match="cuLaunchKernel: CUDA_ERROR_INVALID_VALUE"):
+    device.capture(lambda: device.launch(kernel, Launch((1, 2, 1), (1, 1, 1), 0), places))
+del kernel, memory, places
+assert alive() == before and not library.stub_capturing()
 library.stub_fail_instantiate(1)
 with pytest.raises(ExecutionError, match="cuGraphInstantiate: CUDA_ERROR_OUT_OF_MEMORY"):
     device.capture(lambda: None)
@@ -283,6 +289,39 @@ assert target_of(Array(x)) == "cuda:sm_90" and target_of(x) is None
 Device.id = 1
 with pytest.raises(InputError, match="an input is on device 1, .* set CONVOPT_CUDA_DEVICE"):
     module(Array(x))
+""",
+    )
+
+
+def test_torch_tensors_by_their_pointers(stub: Path) -> None:
+    """CPU tensors, whose memory is the stub's device's, taken for tensors on it."""
+    pytest.importorskip("torch")
+    _run(
+        stub,
+        MODULE
+        + """
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+import pytest
+from convopt.errors import InputError
+from convopt.runtime import device_arrays, device_program, module as modules
+for place in (device_arrays, modules):
+    place.lives_on_device = lambda value: isinstance(value, torch.Tensor)
+device_program.device_number = lambda value: 0
+device_program.current_stream = lambda value: 0
+
+t = torch.from_numpy(x.copy())
+result = module(t)
+assert isinstance(result, torch.Tensor) and torch.equal(result, 4 * t + 3)
+assert torch.equal(module(torch.stack([t, -t], 1)[:, 0]), 4 * t + 3), "strided"
+with pytest.raises(InputError, match="wants a gradient, which no output has: give x.detach"):
+    module(t.clone().requires_grad_())
+with pytest.raises(InputError, match="expected dtype float32, got bfloat16"):
+    module(t.bfloat16())
+with pytest.raises(InputError, match="expected rank 1"):
+    module(t[None])
 """,
     )
 

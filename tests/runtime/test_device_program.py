@@ -150,10 +150,33 @@ def test_sixteen_bits_are_half_the_arena(
     assert narrow < 0.75 * wide
 
 
+def _two_kernels() -> onnx.ModelProto:
+    """A convolution and a product of computed matrices: each takes seconds to compile for a GPU."""
+    weight = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("Relu", ["c"], ["y"], name="relu"),
+        helper.make_node("MatMul", ["x", "z"], ["product"], name="matmul"),
+    ]
+    infos = {"x": SHAPE, "z": (*SHAPE[:2], SHAPE[3], 7), "y": None, "product": None}
+    x, z, *outputs = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in infos.items())
+    graph = helper.make_graph(nodes, "small", [x, z], outputs, [numpy_helper.from_array(weight, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.compilers
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx90a"])
+def test_every_kind_of_kernel_is_compiled_for_a_gpu(target: str, precision: str) -> None:
+    module = convopt.optimize(_model(), target=target, precision=precision)
+    assert {place.where for place in module.placement} <= {"compiled", "view"}
+
+
 @pytest.mark.compilers
 @pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx90a"])
 def test_an_artifact_for_a_gpu_is_made_without_one(target: str, tmp_path: Path) -> None:
-    module = convopt.optimize(_model(), target=target, verify=True)
+    module = convopt.optimize(_two_kernels(), target=target, verify=True)
     kind = target.partition(":")[0]
     if "not verified" not in module.summary():
         pytest.skip(f"there is a {kind} device here")
@@ -161,9 +184,9 @@ def test_an_artifact_for_a_gpu_is_made_without_one(target: str, tmp_path: Path) 
     loaded = convopt.load(tmp_path / "m.convopt")
     assert repr(loaded) == repr(module) and f"on {target}" in loaded.summary()
     with pytest.raises(ExecutionError):
-        loaded(_input())
+        loaded(_input(), np.zeros((2, 3, 10, 7), np.float32))
     with pytest.raises(CompileError, match="can't verify"):
-        convopt.optimize(_model(), target=target, verify="raise")
+        convopt.optimize(_two_kernels(), target=target, verify="raise")
 
 
 @pytest.mark.gpu

@@ -108,6 +108,28 @@ def test_selftest_on_a_dcu(stub: Stub, capsys: pytest.CaptureFixture[str], tmp_p
     assert all(check["passed"] for check in document["checks"])
 
 
+@pytest.mark.gpu
+def test_selftest_on_cuda(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every kernel family and every primitive, on a GPU that is here."""
+    arguments = ["selftest", "--target", "cuda", "-o", str(tmp_path / "r.txt"), "--json"]
+    assert main(arguments) == 0
+    document = _document(capsys)
+    assert {check["name"].split(",")[0] for check in document["checks"]} >= FAMILIES
+    assert any("implicit GEMM mma" in check["name"] for check in document["checks"])
+
+
+@pytest.mark.parametrize("family", ["cuda", "rocm", "dcu"])
+def test_selftest_of_a_family_without_a_device(
+    family: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CONVOPT_HIP_LIBRARY", str(tmp_path / "none.so"))
+    monkeypatch.setenv("CONVOPT_CUDA_DEVICE", "99")
+    report = tmp_path / "report.txt"
+    assert main(["selftest", "--target", family, "-o", str(report)]) == 3
+    assert f"{family} is not on this machine: " in " ".join(capsys.readouterr().out.split())
+    assert not report.exists()
+
+
 def test_selftest_without_the_device(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
