@@ -108,14 +108,19 @@ def _clip(node: ir.Node, version: int) -> str:
         bound = attribute(node, name)
         if bound is not None:
             del node.attributes[name]
-            dtype = np.dtype(np.float32)
-            known = node.inputs[0].dtype if node.inputs[0] is not None else None
-            if known is not None and known.is_floating_point():
-                dtype = known.numpy()
-            stem = f"{node.outputs[0].name}_{name}"
-            _append_input(node, index, new_constant(_graph(node), np.array(bound, dtype), stem))
+            _append_input(node, index, _number_like_input(node, bound, name))
             moved = "attributes min and max are inputs"
     return moved
+
+
+def _number_like_input(node: ir.Node, number: float, role: str) -> ir.Value:
+    """A constant of the first input's type; where that is not known yet, CastLike gives it."""
+    source, stem = node.inputs[0], f"{node.outputs[0].name}_{role}"
+    dtype = source.dtype if source is not None else None
+    if dtype is not None:
+        return new_constant(_graph(node), np.array(number, dtype.numpy()), stem)
+    single = new_constant(_graph(node), np.array(number, np.float32), f"{stem}_float")
+    return new_node(node, "CastLike", [single, source], stem=stem)
 
 
 def _pad(node: ir.Node, version: int) -> str:
@@ -124,14 +129,8 @@ def _pad(node: ir.Node, version: int) -> str:
     if value is not None:
         del node.attributes["value"]
         if value:
-            array = np.array(value, _float_type(node))
-            _append_input(node, 2, new_constant(_graph(node), array, f"{node.outputs[0].name}_value"))
+            _append_input(node, 2, _number_like_input(node, value, "value"))
     return text
-
-
-def _float_type(node: ir.Node) -> np.dtype[np.generic]:
-    known = node.inputs[0].dtype if node.inputs[0] is not None else None
-    return known.numpy() if known is not None and known.is_floating_point() else np.dtype(np.float32)
 
 
 def _slice(node: ir.Node, version: int) -> str:

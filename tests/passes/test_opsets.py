@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+from convopt.errors import ModelError
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes
 from convopt.passes.upgrade_opset import WORKING_OPSET
-from tests.passes.support import assert_same, parse
+from tests.passes.support import assert_same, parse, run_unoptimised
 
 _SHAPES = {
     "softmax middle axis": (11, "g (float[2,3,4,5] x) => (float y) { y = Softmax <axis = 2> (x) }"),
@@ -21,6 +24,21 @@ _SHAPES = {
     "hardmax": (11, "g (float[2,3,4] x) => (float y) { y = Hardmax (x) }"),
     "clip one bound": (8, "g (float[2,3] x) => (float y) { y = Clip <max = 0.5> (x) }"),
     "clip no bound": (7, "g (float[2,3] x) => (float y) { y = Clip (x) }"),
+    "clip of a type that is not stated": (
+        9,
+        "g (float16[2,3] x) => (float16 y) { a = Relu (x)  y = Clip <min = 0.1, max = 0.5> (a) }",
+    ),
+    "clip in a branch": (
+        9,
+        """g (bool x, float16[2,3] x2) => (float16[2,3] y) { y = If (x) <
+            then_branch = t () => (float16[2,3] a) { r = Relu (x2)  a = Clip <min = 0.1> (r) },
+            else_branch = e () => (float16[2,3] b) { b = Neg (x2) }
+        > }""",
+    ),
+    "pad of a type that is not stated": (
+        9,
+        "g (float16[2,3] x) => (float16 y) { a = Relu (x)  y = Pad <pads = [0,0,0,1], value = 0.5> (a) }",
+    ),
     "upsample by attribute": (
         8,
         "g (float[1,2,3,4] x) => (float y) { y = Upsample <scales = [1.0,1.0,2.0,3.0]> (x) }",
@@ -113,3 +131,31 @@ def test_broadcast_before_opset_7() -> None:
     model = parse(text, opset=6)
     run_passes(model, GRAPH_PASSES, PassContext())
     assert_same(ir.to_proto(parse(today)), ir.to_proto(model))
+
+
+_MAX = {17: "w = ReduceMax <axes = [0]> (u)", 18: "k = Constant <value_ints = [0]> ()  w = ReduceMax (u, k)"}
+_MIN = {17: "b = ReduceMin <axes = [1]> (x)", 18: "k = Constant <value_ints = [1]> ()  b = ReduceMin (x, k)"}
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(17, 18), (18, 17), (17, 21), (21, 17), (11, 13), (18, 20)])
+def test_functions_of_another_opset(inside: int, outside: int) -> None:
+    """A function says itself which opset its body is of, also one that only another function calls."""
+    text = f"""<ir_version: 8, opset_import: ["" : {outside}, "local" : 1]>
+    g (float[2,3] x) => (float[2,3] y) {{
+        a = local.F (x)  {_MIN[min(outside, 18) // 18 + 17]}  y = Add (a, b) }}
+    <domain: "local", opset_import: ["" : {outside}, "local" : 1]> F (t) => (v) {{ v = local.G (t) }}
+    <domain: "local", opset_import: ["" : {inside}]> G (u) => (w) {{ {_MAX[min(inside, 18) // 18 + 17]} }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    run_passes(model, GRAPH_PASSES, PassContext())
+    x = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
+    expected = x.max(0, keepdims=True) + x.min(1, keepdims=True)  # onnxruntime reads it by the model's opset
+    np.testing.assert_array_equal(run_unoptimised(ir.to_proto(model), {"x": x})["y"], expected)
+
+
+def test_a_function_whose_operator_got_another_form() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 20, "local" : 1]>
+    g (float[1,1,3,3] x, float[1,2,2,2] p) => (float[1,1,2,2] y) { y = local.F (x, p) }
+    <domain: "local", opset_import: ["" : 16]> F (u, v) => (w) { w = GridSample (u, v) }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    with pytest.raises(ModelError, match=r"GridSample .* in function local.F, of opset 16, has another"):
+        run_passes(model, GRAPH_PASSES, PassContext())
