@@ -7,7 +7,8 @@ After:
 
 A dim that has a name is bound wherever an input carries that name, unless two inputs bind it to different
 extents: runtimes don't hold models to their dims' names, and exporters are careless with them. An extent that
-the model declares can be overridden: exporters often leave the shape of their example in the file.
+the model declares can be overridden: exporters often leave the shape of their example in the file. What it
+declares of values inside is worth nothing then, and forgotten.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from convopt.errors import InputError
+from convopt.ir.values import dims_of
 from convopt.passes.base import Note, PassContext, PassReport
 
 
@@ -34,7 +36,10 @@ class BindShapes:
         for name, shape in context.shapes.items():
             if name not in inputs:
                 raise InputError(f"a shape is given for {name!r}; the model's inputs are {', '.join(inputs)}")
+            declared = dims_of(inputs[name]) or ()
             notes += _bind(inputs[name], tuple(shape), bound)
+            if any(d is not None and d != e for d, e in zip(declared, shape, strict=False)):
+                _forget_shapes(model)
         for value in model.graph.inputs:
             notes += _spread(value, {name: min(e) for name, e in bound.items() if len(e) == 1})
         return PassReport(len(notes), tuple(notes))
@@ -65,6 +70,14 @@ def _bind(value: ir.Value, shape: tuple[int, ...], bound: dict[str, set[int]]) -
     was, value.shape = str(value.shape), ir.Shape(shape)
     text = f"{was} bound to {list(shape)}"
     return [Note(value.name or "", text + (f", overriding {', '.join(overridden)}" if overridden else ""))]
+
+
+def _forget_shapes(model: ir.Model) -> None:
+    """What nodes give is of unknown extents from here on, until it is inferred anew; ranks stay."""
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape([None] * len(value.shape))
 
 
 def _spread(value: ir.Value, bound: dict[str, int]) -> list[Note]:

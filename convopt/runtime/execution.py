@@ -112,9 +112,11 @@ class ExecutionContext:
         for (spec, place), result in zip(step.outputs, results, strict=True):
             if is_data_dependent(spec):
                 outputs[place.index] = result
-            elif result.shape != spec.shape:
-                raise RuntimeError(
-                    f"{step.label}: {spec.name!r} came as {result.shape}, expected {spec.shape}"
+            elif result.shape != spec.shape or result.dtype != numpy_dtype(spec.dtype):
+                raise ExecutionError(
+                    f"{step.label} ({', '.join(step.nodes)}): {spec.name!r} came as {result.dtype}"
+                    f" {result.shape}; expected {spec.dtype} {spec.shape}, as the model declares it: correct"
+                    " its value_info or leave it out"
                 )
             else:
                 self._at(spec, place, inputs, outputs)[...] = result
@@ -151,7 +153,7 @@ class ContextPool:
     def __init__(self, threads: int, max_idle: int | None = None) -> None:
         self.threads = threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.max_idle = max_idle or max(2, cores // threads)
+        self.max_idle = max(2, cores // threads) if max_idle is None else max_idle
         self._idle: list[ExecutionContext | DeviceContext] = []
         self._forgotten: weakref.WeakSet[Loaded] = weakref.WeakSet()
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -74,9 +74,15 @@ class CompiledModule:
         self._programs = ProgramCache(programs, max_programs, self._contexts.forget)
         self._compile_shapes = compile_shapes
 
-    def __call__(self, *inputs: Any, **named: Any) -> Array | tuple[Array, ...]:
+    def __call__(self, /, *inputs: Any, **named: Any) -> Array | tuple[Array, ...]:
         results = self._run(gather(self.inputs, inputs, named))
         return results[0] if len(results) == 1 else tuple(results)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a CompiledModule is neither pickled nor copied: save it to a file and convopt.load that; threads"
+            " may share the module itself"
+        )
 
     def __repr__(self) -> str:
         count = len(self.programs)

@@ -128,3 +128,14 @@ def test_constant_strings() -> None:
     run_passes(model, GRAPH_PASSES, PassContext())
     found = run_unoptimised(ir.to_proto(model), {"x": np.ones(2, np.float32)})
     assert found["z"].tolist() == ["a", "a"]
+
+
+def test_overridden_shapes_make_declared_ones_void() -> None:
+    """Nothing is known of the operator, and what the model declares of its result was for another batch."""
+    model = parse("g (float[2,3] x) => (float[2,3] y) <float[2,3] q> { q = local.Twice (x)  y = Relu (q) }")
+    run_passes(model, GRAPH_PASSES, PassContext(shapes={"x": (4, 3)}))
+    assert [v.shape for v in model.graph.node(0).outputs] == [ir.Shape((None, None))]
+    assert model.graph.outputs[0].shape == ir.Shape((None, None))
+    kept = parse("g (float[2,3] x) => (float[2,3] y) <float[2,3] q> { q = local.Twice (x)  y = Relu (q) }")
+    run_passes(kept, GRAPH_PASSES, PassContext(shapes={"x": (2, 3)}))
+    assert kept.graph.outputs[0].shape == ir.Shape((2, 3))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -215,3 +218,24 @@ def test_threads_that_cannot_be_started_are_an_error_and_leave_none() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     assert threads_alive() == before
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_module_is_neither_pickled_nor_copied(how: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"save it to a file and convopt.load that"):
+        how(CompiledModule([chain(3)], threads=1))
+
+
+@needs_proc
+def test_no_idle_context_is_kept_where_none_may_be() -> None:
+    before = threads_alive()
+    module = CompiledModule([chain(8)], threads=2, max_idle=0)
+    module(sample(8))
+    assert threads_alive() == before
+
+
+def test_an_input_may_be_named_self() -> None:
+    program = Program((floats("self", 1),), (floats("y", 1),), 64, 0, ())
+    assert CompiledModule([LoadedProgram(program, image())], threads=1)(
+        self=np.ones(1, np.float32)
+    ).shape == (1,)

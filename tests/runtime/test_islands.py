@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from convopt.errors import ArtifactError
+from convopt.errors import ArtifactError, ExecutionError
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.program import IslandStep, KernelStep, Program, TensorSpec
@@ -107,6 +107,18 @@ def test_a_scalar_and_an_empty_tensor() -> None:
     t, g = module(np.float32(3), np.zeros((0, 2), np.float32))
     assert t.shape == () and t == -3
     assert g.shape == (0, 2)
+
+
+@pytest.mark.parametrize("declared", [TensorSpec("r", "float32", (3, 4)), TensorSpec("r", "int32", (3, 8))])
+def test_a_result_that_is_not_what_the_model_declares(declared: TensorSpec) -> None:
+    feeds = tuple((floats(name, 3, 8), at("input")) for name in "pq")
+    island = IslandStep(0, feeds, ((declared, at("output")),), nodes=("sum",), label="Add")
+    program = Program((floats("x", 3, 8),), (declared,), 0, 0, (island,))
+    module = CompiledModule([LoadedProgram(program, image(), b"", (model(ADD),))], threads=1)
+    with pytest.raises(
+        ExecutionError, match=r"Add \(sum\): 'r' came as float32 \(3, 8\); expected .*value_info"
+    ):
+        module(X)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
