@@ -11,6 +11,7 @@ from convopt.cli.command import (
     ReportProgress,
     add_compile_arguments,
     compile_options,
+    positive_number,
     require_program,
 )
 from convopt.errors import InputError
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN.onnx")
     add_compile_arguments(parser)
-    parser.add_argument("--peak", type=float, metavar="GFLOP/S", help="instead of this machine's, measured")
-    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="instead of this machine's, measured")
+    for name, unit in (("--peak", "GFLOP/S"), ("--bandwidth", "GB/S")):
+        parser.add_argument(
+            name, type=positive_number, metavar=unit, help="instead of this machine's, measured"
+        )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:

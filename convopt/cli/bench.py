@@ -22,6 +22,7 @@ from convopt.cli.command import (
     output_path,
     parse_shapes,
     positive,
+    positive_number,
     written_whole,
 )
 from convopt.errors import InputError
@@ -95,7 +96,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive_number,
         help=f"time for each engine, case and layout (default: 2; --suite: {SUITE_SECONDS})",
     )
     parser.add_argument(
@@ -191,8 +192,6 @@ def _check(arguments: argparse.Namespace) -> None:
             )
         if arguments.precision == "bf16":
             raise InputError("--precision bf16: on GPUs bench compares fp16 and fp32")
-    if arguments.seconds is not None and not arguments.seconds > 0:
-        raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
     if arguments.model == "":
         raise InputError("IN.onnx is empty; expected a file's name")
     if arguments.batch is not None and not (arguments.suite or arguments.network or arguments.module):

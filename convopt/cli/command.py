@@ -151,6 +151,17 @@ def positive(text: str) -> int:
 positive.__name__ = "positive integer"  # argparse names the type in its message
 
 
+def positive_number(text: str) -> float:
+    """An argparse type: a number above 0, and finite."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+positive_number.__name__ = "positive number"  # argparse names the type in its message
+
+
 def duration(text: str) -> float:
     """An argparse type: `60s`, `10m`, `1.5h`, or plain seconds."""
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])

@@ -89,7 +89,6 @@ def test_a_model_needs_its_dynamic_dims(tmp_path: Path, capsys: pytest.CaptureFi
         ([""], "IN.onnx is empty"),
         (["--conv", SMALL, "--shape", "x:1"], "--shape goes with a model only"),
         (["--conv", SMALL, "--startup"], "--startup goes with IN.onnx, --network and --models only"),
-        (["--conv", SMALL, "--seconds", "0"], "expected more than 0"),
         (["--models", "rnet,anet"], "--models anet: expected some of det, rec"),
         (["--conv", SMALL, "-o", "out.txt"], "ends in .json"),
         (["nowhere.onnx"], "nowhere.onnx: no such file"),

@@ -49,6 +49,19 @@ def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture
     assert line.startswith("convopt") and line.endswith("--help)")
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "inf", "x"])
+@pytest.mark.parametrize(
+    "argv", [["analyze", "m", "--peak"], ["analyze", "m", "--bandwidth"], ["bench", "m", "--seconds"]]
+)
+def test_amounts_are_finite_and_above_0(
+    argv: list[str], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*argv, number])
+    assert end.value.code == 2
+    assert f"{argv[-1]}: invalid positive number value: '{number}'" in capsys.readouterr().err
+
+
 def test_too_little_memory_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
