@@ -128,7 +128,7 @@ def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path | None:
     """None: the default one. InputError: no path."""
     if cache_dir is None:
         return None
-    if not isinstance(cache_dir, str | os.PathLike) or "\0" in os.fspath(cache_dir):
+    if not isinstance(cache_dir, str | os.PathLike) or "\0" in (name := os.fspath(cache_dir)) or not name:
         raise InputError(f"cache_dir is {cache_dir!r}; expected the path of a folder")
     return Path(cache_dir)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ def open_records(folder: Path) -> Iterator[Records | None]:
     """
     path = folder / STORE_NAME
     store = None
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110 -- Path.exists raises where the folder may not be read
         try:
             store = Store(path)
         except InputError as error:

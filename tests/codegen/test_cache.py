@@ -14,6 +14,7 @@ import pytest
 
 from convopt.codegen.cache import KernelCache, kernel_key, symbol_of
 from convopt.codegen.workers import KernelSource, compile_kernels
+from convopt.errors import InputError
 from convopt.runtime.folders import cache_folder
 from convopt.schedules.base import row_major
 from convopt.schedules.gemm_pack import PackMatrix, PackProblem
@@ -105,6 +106,14 @@ def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, 
     assert cache_folder() == Path("/somewhere/convopt")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "convopt"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONVOPT_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 9)  # of no entry in the list of users
+    with pytest.raises(InputError, match="set CONVOPT_CACHE or HOME, or give cache_dir"):
+        cache_folder()
 
 
 def test_keys_tell_kernels_apart() -> None:

@@ -249,6 +249,12 @@ def test_a_store_on_a_read_only_disk_is_read(
     assert "can't be used: attempt to write a readonly database" in caplog.text
 
 
+def test_a_folder_that_can_not_be_looked_into_has_no_records(tmp_path: Path) -> None:
+    """A name that is too long is what every user is refused."""
+    with records.open_records(tmp_path / ("x" * 300)) as found:
+        assert found is None
+
+
 def test_a_full_disk_is_said_in_words(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite3") as store:
         store.add_record(KEY, plan(), 2e-3, 0.8, plan(2))
