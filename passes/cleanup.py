@@ -17,6 +17,7 @@ from typing import ClassVar
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from convopt.ir.values import is_op, label
 from convopt.passes.base import Note, PassContext, PassReport
 
 
@@ -26,10 +27,12 @@ class Cleanup:
 
     def run(self, model: ir.Model, context: PassContext) -> PassReport:
         counts = (_nodes(model), len(model.graph.initializers), len(model.opset_imports))
+        kept = [n for n in model.graph if _is_its_own(n)]
+        merge_equal = () if kept else (common.CommonSubexpressionEliminationPass(),)
         steps = (
             common.RemoveUnusedNodesPass(),
             common.DeduplicateInitializersPass(size_limit=1024),
-            common.CommonSubexpressionEliminationPass(),
+            *merge_equal,
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedOpsetsPass(process_functions=False),
         )
@@ -42,7 +45,18 @@ class Cleanup:
             for b, a, what in zip(counts, after, ("nodes", "constants", "opset imports"), strict=True)
             if b != a
         )
+        notes += tuple(
+            Note(n.name or "", f"equal nodes are kept, as beside {label(n)}", refused=True) for n in kept[:1]
+        )
         return PassReport(sum(b - a for b, a in zip(counts, after, strict=True)), notes)
+
+
+def _is_its_own(node: ir.Node) -> bool:
+    """Random results beside those that onnx-ir knows of, and attributes that it can't compare."""
+    return is_op(node, "Bernoulli", "Dropout") or any(
+        a.type in (ir.AttributeType.TYPE_PROTO, ir.AttributeType.TYPE_PROTOS, ir.AttributeType.TENSORS)
+        for a in node.attributes.values()
+    )
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from convopt.ir.values import (
     new_constant,
     new_node,
     replace_value,
+    share_names,
 )
 from convopt.passes.base import Note, PassContext, PassReport
 from convopt.passes.fold_constants import FoldConstants
@@ -57,6 +58,7 @@ class UpgradeOpset:
         version = model.opset_imports.get("", WORKING_OPSET)
         notes = []
         if version < WORKING_OPSET:
+            share_names(model.graph)
             if _needs_values(model):
                 FoldConstants().run(model, context)
             for node in list(model.graph.all_nodes()):

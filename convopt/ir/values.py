@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 Array = np.ndarray[Any, Any]
+_NAMES = "convopt.names"
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
@@ -43,8 +44,11 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def dims_of(value: ir.Value | None) -> tuple[int | None, ...] | None:
-    """The shape with None for each dim that is not bound; None where the rank is unknown."""
-    if value is None or value.shape is None:
+    """The shape with None for each dim that is not bound; None where the rank is unknown.
+
+    A sequence or an optional has no shape, whatever its elements have.
+    """
+    if value is None or value.shape is None or not isinstance(value.type, ir.TensorType | None):
         return None
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
 
@@ -68,14 +72,12 @@ def label(node: ir.Node) -> str:
 def unique_name(graph: ir.Graph, stem: str) -> str:
     """`stem`, or `stem_1`, ... : a name that no value of the graph has yet.
 
-    The names in use are collected once and kept until `forget_names`, which runs before each pass.
+    The names in use are collected once and kept until `forget_names`, which runs before each pass. A subgraph
+    sees the names around it only behind `share_names`.
     """
-    taken = graph.meta.get("convopt.names")
+    taken = graph.meta.get(_NAMES)
     if taken is None:
-        taken = {v.name for v in (*graph.inputs, *graph.initializers.values())}
-        taken.update(v.name for node in graph.all_nodes() for v in node.outputs)
-        taken.update(name for sub in graph.subgraphs() for name in (*sub.initializers, *_names(sub.inputs)))
-        graph.meta["convopt.names"] = taken
+        taken = graph.meta[_NAMES] = _names_in(graph)
     name, number = stem, 0
     while name in taken or name in graph.initializers:
         number += 1
@@ -85,11 +87,20 @@ def unique_name(graph: ir.Graph, stem: str) -> str:
 
 
 def forget_names(graph: ir.Graph) -> None:
-    graph.meta.pop("convopt.names", None)
+    graph.meta.pop(_NAMES, None)
 
 
-def _names(values: Sequence[ir.Value]) -> Iterator[str]:
-    return (value.name for value in values if value.name)
+def share_names(graph: ir.Graph) -> None:
+    """What `unique_name` gives a subgraph is new in the graphs around it too, whose values it may read."""
+    taken = _names_in(graph)
+    for one in (graph, *graph.subgraphs()):
+        one.meta[_NAMES] = taken
+
+
+def _names_in(graph: ir.Graph) -> set[str | None]:
+    """Of all values of the graph and its subgraphs."""
+    values = [v for one in (graph, *graph.subgraphs()) for v in (*one.inputs, *one.initializers.values())]
+    return {v.name for v in (*values, *(o for node in graph.all_nodes() for o in node.outputs))}
 
 
 def new_constant(graph: ir.Graph, array: Array, stem: str) -> ir.Value:

@@ -39,6 +39,14 @@ _SHAPES = {
         9,
         "g (float16[2,3] x) => (float16 y) { a = Relu (x)  y = Pad <pads = [0,0,0,1], value = 0.5> (a) }",
     ),
+    "names around a branch": (
+        13,
+        """g (bool x, float[2,3] x2, int64[1] x3) => (float[3] y) { s_axes = Neg (x3)  y = If (x) <
+            then_branch = t () => (float[3] s) { a = Cast <to = 1> (s_axes)  b = Add (x2, a)
+                s = ReduceMean <axes = [0], keepdims = 0> (b) },
+            else_branch = e () => (float[3] q) { q = ReduceMax <axes = [0], keepdims = 0> (x2) }
+        > }""",
+    ),
     "upsample by attribute": (
         8,
         "g (float[1,2,3,4] x) => (float y) { y = Upsample <scales = [1.0,1.0,2.0,3.0]> (x) }",
