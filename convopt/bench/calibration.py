@@ -1,7 +1,7 @@
 """This machine's peak, bandwidth and launch cost, measured once and kept beside the declared numbers.
 
-The file is calibration.json in the cache folder: chip -> number of threads -> what was measured. Of a machine
-that is not in it nothing is assumed.
+The file is calibration.json in the cache folder: chip -> number of threads (0: it is a GPU) -> what was
+measured. Of a machine that is not in it nothing is assumed.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def load(folder: Path) -> dict[int, Calibration]:
         raise InputError(f"{folder / FILE} is damaged ({error}): remove it and calibrate again") from error
 
 
-def save(folder: Path, threads: int, calibration: Calibration) -> Path:
-    """Adds to the file, which appears whole or not at all."""
+def save(folder: Path, threads: int, calibration: Calibration, chip: str | None = None) -> Path:
+    """Adds to the file, which appears whole or not at all. chip: a GPU's name; this machine's by default."""
     path = folder / FILE
     folder.mkdir(parents=True, exist_ok=True)
     known = _read(path)
-    known.setdefault(chip_name(), {})[str(threads)] = asdict(calibration)
+    known.setdefault(chip or chip_name(), {})[str(threads)] = asdict(calibration)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE}-")
     with os.fdopen(handle, "w") as file:
         json.dump(known, file, indent=1)

@@ -10,6 +10,8 @@ import threading
 from convopt.cli.command import Command, Document, ReportProgress
 from convopt.errors import InputError
 
+CHECK_SECONDS = 30.0  # between looks at the tracker
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
@@ -34,17 +36,23 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     rpc.check_exposure(arguments.host, arguments.expose_to_network)
     if (arguments.tracker is None) == (arguments.key is not None):
         raise InputError("--key goes with --tracker, and --tracker with --key")
-    if arguments.tracker is None:
+    tracker = None if arguments.tracker is None else rpc.parse_address(arguments.tracker)
+    if tracker is None:
+        if not 0 <= arguments.start_tracker < 65536:
+            raise InputError(f"--start-tracker {arguments.start_tracker}: expected a port, 0 to 65535")
         server = rpc.start_tracker(arguments.host, arguments.start_tracker)
     else:
-        server = rpc.serve(rpc.parse_address(arguments.tracker), arguments.key, arguments.host)
+        rpc.check_tracker(tracker)
+        server = rpc.serve(tracker, arguments.key, arguments.host)
     role = "tracker" if arguments.tracker is None else "device"
     print(f"convopt worker: {role} on {arguments.host}:{server.port}", file=sys.stderr, flush=True)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        stopped.wait()
+        while not stopped.wait(CHECK_SECONDS):
+            if tracker is not None:
+                rpc.check_tracker(tracker)  # TVM's server would sit here for nobody
     finally:
         server.terminate()
     return {"command": "worker", "role": role, "host": arguments.host, "port": server.port}
@@ -58,10 +66,10 @@ COMMAND = Command(
     name="worker",
     help="offer this machine for measuring, or run the tracker",
     description="""\
-Runs until it is interrupted. --start-tracker hands out machines; --tracker registers this one, and measures
-what `convopt tune --tracker HOST:PORT --key KEY` on another machine with the same kind of CPU sends. Both
-listen on the loopback interface: --host with --expose-to-network opens them to others, who can then run code
-here.""",
+Runs until it is interrupted, a device also until its tracker is gone. --start-tracker hands out machines;
+--tracker registers this one, and measures what `convopt tune --tracker HOST:PORT --key KEY` sends from one
+with the same kind of CPU. Both listen on the loopback interface: --host with --expose-to-network opens them
+to others, who can then run code here.""",
     fields={
         "role": "tracker or device",
         "host": "the address that was listened on",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import socket
 import time
 from importlib.util import find_spec
 from typing import Any
@@ -52,6 +53,14 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"{text!r}: expected HOST:PORT, e.g. 127.0.0.1:9190")
     return host, int(port)
+
+
+def check_tracker(address: tuple[str, int]) -> None:
+    """InputError where nobody listens at the tracker's address."""
+    try:
+        socket.create_connection(address, timeout=START_SECONDS).close()
+    except OSError as error:
+        raise InputError(f"there is no tracker at {address[0]}:{address[1]}: {error}") from error
 
 
 # The device's side

@@ -54,3 +54,31 @@ def test_calibrate_measures_and_targets_shows(tmp_path: Path, capsys: pytest.Cap
     calibrate.COMMAND.show(document)
     targets.COMMAND.show(shown)
     assert "GFLOP/s" in capsys.readouterr().out
+
+
+@pytest.mark.opencl
+def test_an_opencl_device_is_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--target", "opencl", "--cache-dir", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert undocumented(document, calibrate.COMMAND.fields) == set()
+    (one,) = document["measured"]
+    assert 0.1 < one["peak_gflops"] < 1e6 and 0.1 < one["bandwidth_gbs"] < 1e5 and one["launch_us"] < 1e5
+    calibrate.COMMAND.show(document)
+    assert "declared" in capsys.readouterr().out
+    assert calibration.load(tmp_path) == {}, "a GPU's numbers are not the CPU's"
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--target", "cuda:sm_90"], "cuda"),
+        (["--target", "opencl", "--threads", "2"], "--threads goes with the CPU only"),
+        (["--target", "cpu:no-such"], "no-such"),
+        (["--target", "cpu:neon"], "neon"),
+    ],
+)
+def test_what_can_not_be_calibrated_here(
+    argv: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *argv, "--cache-dir", str(tmp_path)]) == 2
+    assert text in capsys.readouterr().err
