@@ -131,10 +131,13 @@ class DirectConv:
         traffic = self.traffic(problem, target) / _bytes_per_cycle(problem, target)
         return Estimate(compute / CLOCK, traffic / CLOCK, 0.5 * min(compute, traffic) / CLOCK)
 
+    def shared(self) -> tuple[int, int, int, bool]:
+        """What `least_seconds` depends on: the fields that are not about cutting tasks."""
+        return self.pixels, self.vectors, self.channel_block, self.flat
+
     def least_seconds(self, problem: ConvProblem, target: Target) -> float:
-        """What `cost` is at least: without any traffic."""
-        cycles = _tile_cycles(self.pixels, self.vectors, self.channel_block, self.flat, problem, target)
-        return cycles / CLOCK
+        """What `cost` is at least, however the tasks are cut."""
+        return _least_seconds(*self.shared(), problem, target)
 
     def traffic(self, problem: ConvProblem, target: Target) -> float:
         """Bytes from beyond L2: a task's inputs, once if they stay there, else for each tile of channels."""
@@ -207,6 +210,22 @@ def _tile_cycles(
         around = (10 + 2 * multiply_adds) * panels
         compute += count * tiles * (problem.taps * problem.channels * step + around)
     return compute * problem.groups * (1.03 if flat else 1.0)
+
+
+@lru_cache(maxsize=4096)
+def _least_seconds(
+    pixels: int, vectors: int, channel_block: int, flat: bool, problem: ConvProblem, target: Target
+) -> float:
+    """With each input and weight read once, each output written and its partial sums moved."""
+    compute = _tile_cycles(pixels, vectors, channel_block, flat, problem, target)
+    rows, width = _rows_and_width(problem)
+    features = -(-problem.features // (vectors * target.lanes)) * vectors * target.vector_bytes
+    panels = problem.channels // channel_block
+    inputs = rows * width * _step(problem) * problem.channels * 4
+    weights = problem.taps * problem.channels * features
+    moved = inputs + weights + rows * width * features * (2 * panels - 1)
+    traffic = problem.groups * moved / _bytes_per_cycle(problem, target)
+    return (max(compute, traffic) + 0.5 * min(compute, traffic)) / CLOCK
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from convopt.schedules.pointwise_problem import PointwiseProblem, copy_problem, 
 from convopt.schedules.primitives.expression import Expression, Op
 from convopt.targets import GpuTarget
 
-COPIED = 64 << 20  # float32 elements: beyond every chip's L2
+COPIED = 32 << 20  # float32 elements, 128 MiB: beyond L2
 CHAINED = 1 << 20
 CHAIN = 512  # multiply-adds of one element, each waiting for the one before
 LAUNCHES = 200

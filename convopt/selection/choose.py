@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from convopt.schedules.conv_amx import AmxConv
@@ -47,19 +49,33 @@ def choose_conv(
     """
     best, best_seconds, refusals = None, float("inf"), []
     for family in families:
-        schedules = list(family.space(problem, target))
-        if family is DirectConv:  # the largest space by far: what many of it share rules most of it out
-            schedules.sort(key=lambda one: one.least_seconds(problem, target))
-        for schedule in schedules:
-            if family is DirectConv and schedule.least_seconds(problem, target) >= best_seconds:
+        for least, schedules in _sorted_space(family, problem, target):
+            if least >= best_seconds:
                 break
-            reason = schedule.why_not(problem, target)
-            if reason is not None:
-                refusals.append(f"{family.name}: {reason}")
-                continue
-            seconds = conv_seconds(schedule, problem, target, threads)
-            if seconds < best_seconds:
-                best, best_seconds = schedule, seconds
+            for schedule in schedules:
+                reason = schedule.why_not(problem, target)
+                if reason is not None:
+                    refusals.append(f"{family.name}: {reason}")
+                    continue
+                seconds = conv_seconds(schedule, problem, target, threads)
+                if seconds < best_seconds:
+                    best, best_seconds = schedule, seconds
     if best is None:
         raise ValueError("; ".join(sorted(set(refusals))))
     return best
+
+
+def _sorted_space(
+    family: type[Any], problem: ConvProblem, target: Target
+) -> list[tuple[float, Iterable[Any]]]:
+    """The family's space in parts, each with what its schedules cost at least, the cheapest first.
+
+    The direct convolution's, by far the largest, is cut: what many configurations share rules most of it out.
+    """
+    space = family.space(problem, target)
+    if family is not DirectConv:
+        return [(0.0, space)]
+    parts = [list(part) for _, part in groupby(space, key=DirectConv.shared)]
+    return sorted(
+        ((part[0].least_seconds(problem, target), part) for part in parts), key=lambda pair: pair[0]
+    )

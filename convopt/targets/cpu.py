@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,18 @@ class CpuTarget:
     mattr: tuple[str, ...] = ()
     bf16: Literal["amx", "dot"] | None = None  # tiles of bfloat16, or vectors of pairs (AVX512-BF16)
     emulated: bool = False  # products of bfloat16 by plain loops: proofs where the CPU has none
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Kept: selection asks caches about the target for each of hundreds of schedules."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: another process hashes texts differently."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def lanes(self) -> int:
