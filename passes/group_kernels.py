@@ -33,7 +33,7 @@ from convopt.passes.base import Note, PassContext, PassReport
 _EPILOGUE_KINDS = frozenset({"Conv", "Gemm", "Pointwise"})
 _MOST_NODES = 24  # per group: registers and compile time grow with each
 _MOST_INPUTS = 12  # a kernel's pointers are passed one by one
-_BETWEEN = "it lies between nodes that pass values of unknown shape"
+_BETWEEN = "it lies between nodes that pass values of unknown size"
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,15 @@ class _Grouping:
         return groups
 
     def _levelled(self) -> Any:
-        """The nodes' graph, those that pass each other values of unknown shape condensed to one.
+        """The nodes' graph, those that pass each other values of unknown size condensed to one.
 
-        Such a value has to stay inside an island: memory between steps is planned, and needs extents.
+        Such a value has to stay inside an island: memory between steps is planned, and needs sizes. Strings,
+        sequences and optionals have none.
         """
         network = nx.DiGraph()
         network.add_nodes_from(self.nodes)
         for node, readers in self.readers.items():
-            unknown = {v for v in node.outputs if static_shape(v) is None}
+            unknown = {v for v in node.outputs if static_shape(v) is None or v.dtype == ir.DataType.STRING}
             for reader in readers:
                 network.add_edge(node, reader)
                 if unknown and not unknown.isdisjoint((*reader.inputs, *captured(reader))):
@@ -115,7 +116,7 @@ class _Grouping:
         return nx.condensation(network)
 
     def between_unknown_shapes(self) -> list[ir.Node]:
-        """Compiled nodes on a way from the maker of a value of unknown shape to its reader."""
+        """Compiled nodes on a way from the maker of a value of unknown size to its reader."""
         parts = [part["members"] for _, part in self._levelled().nodes(data=True)]
         between = {n for part in parts if len(part) > 1 for n in part if self.kinds[n] != "Island"}
         return [n for n in self.nodes if n in between]

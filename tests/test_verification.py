@@ -186,3 +186,11 @@ def test_each_pass_is_checked_down_to_the_groups(monkeypatch: pytest.MonkeyPatch
         convopt.optimize(model, check="each-pass", threads=1)
     monkeypatch.setattr(GroupKernels, "run", run)
     convopt.optimize(model, check="each-pass", threads=1)
+
+
+def test_strings_are_compared_too() -> None:
+    text = """g (int64[3] x) => (string[3] y, float[3] z) {
+        y = Cast <to = 8> (x)  f = Cast <to = 1> (x)  z = Neg (f) }"""
+    module = convopt.optimize(parse(text), threads=1, verify="raise")
+    assert module.programs[0].program.meta["verified"].startswith("equal to the model")
+    assert module(np.arange(3))[0].tolist() == ["0", "1", "2"]

@@ -63,8 +63,11 @@ def why_not(node: ir.Node) -> str | None:
 
 
 def _is_empty(node: ir.Node) -> bool:
-    """Whether there is nothing to compute: every output has no elements (a batch of 0)."""
-    return all(0 in (static_shape(v) or ()) for v in node.outputs)
+    """Whether there is nothing to compute: every output has no elements (a batch of 0).
+
+    Strings are the exception: there is no memory that could stand for an array of none.
+    """
+    return all(0 in (static_shape(v) or ()) and v.dtype != ir.DataType.STRING for v in node.outputs)
 
 
 def _matrix_refusal(node: ir.Node) -> str | None:

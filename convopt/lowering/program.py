@@ -18,7 +18,7 @@ from convopt.codegen.device import DeviceCode
 from convopt.codegen.link import link
 from convopt.codegen.workers import KernelSource, compile_kernels
 from convopt.errors import CompileError
-from convopt.ir.groups import make_group
+from convopt.ir.groups import REFUSED, make_group
 from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import constant, static_shape, unique_name
 from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
@@ -218,7 +218,10 @@ class _Builder:
             self.graph.append(node)
         else:
             self.graph.insert_before(before, node)
-        group = make_group(self.graph, "Relayout", [node], keep=[copy])
+        kind = "Relayout"
+        if value.dtype == ir.DataType.STRING:  # python's, in no memory that a kernel could copy
+            kind, node.metadata_props[REFUSED] = "Island", "strings are not copied by kernels"
+        group = make_group(self.graph, kind, [node], keep=[copy])
         set_layout(group.outputs[0], layout_of(value))
         return group.outputs[0]
 

@@ -118,4 +118,12 @@ UNKNOWN = {
     "compiled nodes between": """g (float[4,3] x) => (float[K] y) {
         n = NonZero (x)  z = Size (n)  f = Cast <to = 1> (z)  r = Mul (x, f)
         t = Transpose <perm = [1, 0]> (n)  y = GatherND (r, t) }""",
+    "a sequence": """g (float[2,3] x) => (float[2,3] y) <int64 i = {0}> {
+        n = SequenceConstruct (x, x)  h = SequenceAt (n, i)  r = Neg (h)  t = SequenceInsert (n, r)
+        y = SequenceAt (t, i) }""",
+    "a sequence of nothing": """g (float[0,3] x) => (float[2,0,3] y) {
+        n = SequenceConstruct (x, x)  y = ConcatFromSequence <axis = 0, new_axis = 1> (n) }""",
+    "strings": """g (int64[2,3] x, int64[0] x_e) => (string[2,3] y, string[0] z) {
+        n = Cast <to = 8> (x)  f = Cast <to = 1> (n)  r = Relu (f)  b = Cast <to = 9> (r)
+        y = Where (b, n, n)  z = Cast <to = 8> (x_e) }""",
 }
