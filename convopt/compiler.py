@@ -258,7 +258,7 @@ class _Compiler:
     def _observer(self, graph: ir.Model, context: PassContext) -> After:
         """Called behind each pass: the check (groups are read as their bodies), the caller, progress."""
         checker = CheckEachPass(graph, context) if self.check else None
-        count = len(without(GRAPH_PASSES, self.skip)) + len(kernel_passes({}, self.options.precision))
+        count = len(without(GRAPH_PASSES, self.skip)) + len(kernel_passes({}, self.options))
         done = itertools.count(1)
 
         def after(index: int, one: Pass, model: ir.Model, report: PassReport) -> None:
@@ -286,7 +286,7 @@ class _Compiler:
     ) -> Loaded:
         """The Program of a graph; `refused` grows by what turns out not to be compilable."""
         while True:
-            lowered = lower_graph(graph, context, refused, after, options.precision)
+            lowered = lower_graph(graph, context, refused, after, options)
             meta = {
                 "convopt": __version__,
                 "target": self.options.target.name,
@@ -328,7 +328,7 @@ class _Compiler:
         while (difference := verifier.difference(loaded)) is not None:
             if self.verify == "raise":
                 raise difference
-            lowered = lower_graph(graph, context, refused, None, options.precision)
+            lowered = lower_graph(graph, context, refused, None, options)
             build = functools.partial(build_program, options=options, cache=self.cache, meta={})
             probed = verifier.probe(lowered, build)
             if lossy := probed.lossy(options.precision):

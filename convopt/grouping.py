@@ -8,28 +8,33 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from convopt.ir.precision import FP32, Precision
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, lower_only
 from convopt.passes import PassContext, run_passes
 from convopt.passes.assign_layout import AssignLayout
 from convopt.passes.base import After, Pass
+from convopt.passes.fuse_convs import FuseConvs
 from convopt.passes.group_kernels import GroupKernels
 from convopt.passes.lower_batchnorm import LowerBatchNorm
 from convopt.passes.lower_normalization import LowerNormalization
 from convopt.passes.narrow_storage import NarrowStorage
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import choose_plan, plan_seconds
+from convopt.targets import CpuTarget
 from convopt.tuning.records import Collector
 
 DETERMINISTIC_THREADS = 4  # that deterministic choices are made for, whatever the module's number is
 
 
-def kernel_passes(refused: Mapping[str, str], precision: Precision = FP32) -> tuple[Pass, ...]:
+def kernel_passes(refused: Mapping[str, str], options: LoweringOptions) -> tuple[Pass, ...]:
     """From standard ONNX with static shapes to groups with layouts; `refused` (node: reason) fall back."""
+    precision = options.precision
     narrow = () if precision.name == "fp32" else (NarrowStorage(precision),)
+    fuse: tuple[Pass, ...] = ()
+    if precision.name == "fp32" and options.algorithm == "auto" and isinstance(options.target, CpuTarget):
+        fuse = (FuseConvs(options.target, options.threads),)
     arithmetic = LowerBatchNorm(), LowerNormalization()
-    return *arithmetic, GroupKernels(tuple(refused.items())), AssignLayout(), *narrow
+    return *arithmetic, GroupKernels(tuple(refused.items())), AssignLayout(), *narrow, *fuse
 
 
 def lower_graph(
@@ -37,12 +42,12 @@ def lower_graph(
     context: PassContext,
     refused: Mapping[str, str],
     after: After | None,
-    precision: Precision = FP32,
+    options: LoweringOptions,
 ) -> ir.Model:
     """A copy of the graph, cut into groups with layouts and storage; `refused` nodes become islands."""
     lowered = graph.clone()
     context = PassContext(target=context.target, shapes=context.shapes)
-    run_passes(lowered, kernel_passes(refused, precision), context, after)
+    run_passes(lowered, kernel_passes(refused, options), context, after)
     return lowered
 
 
@@ -56,7 +61,7 @@ def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOption
         collector = Collector()
         try:
             lower_only(
-                lower_graph(graph, context, refused, None, options.precision),
+                lower_graph(graph, context, refused, None, options),
                 replace(options, records=collector),
             )
             return collector.problems

@@ -19,12 +19,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from convopt.schedules.base import Estimate
+from convopt.schedules.conv_direct import CLOCK, L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE
 from convopt.schedules.conv_problem import Array, ConvProblem
 
 if TYPE_CHECKING:
     from convopt.targets import Target
 
 UNROLLED_TAPS = 49  # 7x7: beyond, the code of a tile outgrows the instruction cache
+
+
+def memory_seconds(nbytes: int, target: Target) -> float:
+    """Of one core that reads and writes so much once: from L3 where it fits, else from memory."""
+    per_cycle = L3_BYTES_PER_CYCLE if nbytes <= target.l3 // 4 else MEMORY_BYTES_PER_CYCLE
+    return nbytes / per_cycle / CLOCK
 
 
 @dataclass(frozen=True)

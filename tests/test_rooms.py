@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "verification": frozenset({"ir", "passes", "runtime"}),
     "arguments": frozenset({"codegen", "ir", "runtime", "targets"}),
     "kernels": frozenset({"codegen", "runtime", "schedules", "selection", "targets"}),
-    "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "tuning"}),
+    "grouping": frozenset({"ir", "lowering", "passes", "schedules", "selection", "targets", "tuning"}),
     "compiler": frozenset(
         {
             "codegen",

@@ -112,9 +112,11 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
     from convopt.frontends.lowered import groups_to_functions
     from convopt.frontends.onnx_file import load, save
     from convopt.grouping import lower_graph
+    from convopt.lowering.base import LoweringOptions
     from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
     from convopt.passes.check import CheckEachPass
     from convopt.targets import host_cpu
+    from convopt.targets.cpu import usable_cores
 
     original = load(arguments.model)
     model = original.clone()
@@ -133,7 +135,8 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
     run_passes(model, passes, context, after)
     if arguments.lowered:
         _require_static_inputs(model, arguments.model)
-        model = lower_graph(model, context, {}, instruments)
+        options = LoweringOptions(host_cpu(), arguments.threads or usable_cores())
+        model = lower_graph(model, context, {}, instruments, options)
     instruments.finish()
     if arguments.lowered:
         groups_to_functions(model)

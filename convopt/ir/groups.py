@@ -113,34 +113,46 @@ def explicit_casts(group: ir.Node) -> None:
 def expand_groups(graph: ir.Graph) -> None:
     """Puts every group's body in its place: the model is standard ONNX again."""
     for group in [node for node in graph if is_group(node)]:
-        explicit_casts(group)
-        body = body_of(group)
-        mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, group.inputs, strict=True))
-        for inner in body.initializers.values():
-            mapping[inner] = _outer_constant(graph, inner)
-        for node in body:
-            outputs = [_copy(v) for v in node.outputs]
-            clone = ir.Node(
-                node.domain,
-                node.op_type,
-                [None if v is None else mapping[v] for v in node.inputs],
-                list(node.attributes.values()),
-                outputs=outputs,
-                name=node.name,
-            )
-            _rewire(clone, mapping)
-            graph.insert_before(group, clone)
-            mapping.update(zip(node.outputs, outputs, strict=True))
-        for old, inner in zip(group.outputs, body.outputs, strict=True):
-            new = mapping[inner]
-            assert new is not None
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            new.name = old.name  # outside it may have been renamed
-        graph.remove(group, safe=True)
+        _expand(graph, group)
     graph.opset_imports.pop(DOMAIN, None)
 
 
-_ARITHMETIC = ("Conv", "Gemm", "Pointwise")
+def merge_groups(graph: ir.Graph, kind: str, groups: Sequence[ir.Node]) -> ir.Node:
+    """One group of `kind` that computes what these, in topological order, compute one after the other."""
+    return make_group(graph, kind, [node for group in groups for node in _expand(graph, group)])
+
+
+def _expand(graph: ir.Graph, group: ir.Node) -> list[ir.Node]:
+    """The nodes of the group's body, in its place."""
+    explicit_casts(group)
+    body, nodes = body_of(group), []
+    mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, group.inputs, strict=True))
+    for inner in body.initializers.values():
+        mapping[inner] = _outer_constant(graph, inner)
+    for node in body:
+        outputs = [_copy(v) for v in node.outputs]
+        clone = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else mapping[v] for v in node.inputs],
+            list(node.attributes.values()),
+            outputs=outputs,
+            name=node.name,
+        )
+        _rewire(clone, mapping)
+        graph.insert_before(group, clone)
+        nodes.append(clone)
+        mapping.update(zip(node.outputs, outputs, strict=True))
+    for old, inner in zip(group.outputs, body.outputs, strict=True):
+        new = mapping[inner]
+        assert new is not None
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        new.name = old.name  # outside it may have been renamed
+    graph.remove(group, safe=True)
+    return nodes
+
+
+_ARITHMETIC = ("Conv", "FusedConv", "Gemm", "Pointwise")
 
 
 def _moves_inside(value: ir.Value, kind: str, members: Sequence[ir.Node]) -> bool:

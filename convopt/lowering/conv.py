@@ -6,6 +6,7 @@ output of a phase sees only every s-th tap, so no zeros are inserted and no prod
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
@@ -142,13 +143,21 @@ class Epilogue:
 def epilogue_of(group: ir.Node) -> Epilogue:
     """The group's nodes behind the first, as an expression of the first's result and outer values."""
     body = body_of(group)
-    first, *rest = body
+    return epilogue_of_nodes(
+        list(body), list(body.outputs), dict(zip(body.inputs, group.inputs, strict=True))
+    )
+
+
+def epilogue_of_nodes(
+    nodes: Sequence[ir.Node], results: Sequence[ir.Value], outer: Mapping[ir.Value, ir.Value | None]
+) -> Epilogue:
+    """`epilogue_of` for a convolution and the nodes behind it; outer: what a value is outside."""
+    first, *rest = nodes
     if not rest:
         return Epilogue(identity(), ())
-    outer = dict(zip(body.inputs, group.inputs, strict=True))
     used = {v for n in rest for v in n.inputs if v is not None}
-    inner = [v for v in body.inputs if v in used]
-    expression = expression_of(rest, [first.outputs[0], *inner], list(body.outputs))
+    inner = [v for v in outer if v in used]
+    expression = expression_of(rest, [first.outputs[0], *inner], list(results))
     values = [outer[v] for v in inner]
     assert all(v is not None for v in values)
     return Epilogue(expression, tuple(v for v in values if v is not None))
@@ -168,19 +177,14 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     x, output = outer[first], group.outputs[0]
     assert x is not None
     g, epilogue = _geometry(node), epilogue_of(group)
-    weight, bias = _constant_of(outer, node, 1), _constant_of(outer, node, 2)
-    assert weight is not None
+    weights, biases = constants_of(node, outer)
     x_view = _grouped(context.views[x], g.groups)
     y_view = _grouped(context.views[output], g.groups)
     others = [_grouped(broadcast(context.views[v], output), g.groups) for v in epilogue.values]
-    weights = np.asarray(weight, np.float32)
     if node.op_type == "Conv":
-        weights = weights.reshape(g.groups, -1, weights.shape[1], *g.kernel)
         parts = [_Part(weights, g.strides, g.dilations, g.begin, y_view, 0, others, [0] * len(others))]
-    else:  # (c, k/g, ...) with c over all groups: to (g, k/g, c/g, ...)
-        weights = weights.reshape(g.groups, weights.shape[0] // g.groups, weights.shape[1], *g.kernel)
-        parts = _transposed_parts(g, weights.swapaxes(1, 2), y_view, others)
-    biases = None if bias is None else np.asarray(bias, np.float32).reshape(g.groups, -1)
+    else:
+        parts = _transposed_parts(g, weights, y_view, others)
     values = (x, *epilogue.values, output)
     calls = []
     for part in parts:
@@ -191,6 +195,29 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         offsets = (0, *part.other_offsets, part.y_offset)
         calls += conv_calls(problem, ConvOperands(part.weights, biases, values, offsets), context)
     return calls
+
+
+def constants_of(node: ir.Node, outer: Mapping[ir.Value, ir.Value | None]) -> tuple[Array, Array | None]:
+    """Weight (g, k/g, c/g, kd, kh, kw) and bias (g, k/g). Refused where one is not constant."""
+    weight, bias = _constant_of(outer, node, 1), _constant_of(outer, node, 2)
+    assert weight is not None
+    g, weights = _geometry(node), np.asarray(weight, np.float32)
+    biases = None if bias is None else np.asarray(bias, np.float32).reshape(g.groups, -1)
+    if node.op_type == "Conv":
+        return weights.reshape(g.groups, -1, weights.shape[1], *g.kernel), biases
+    # (c, k/g, ...) with c over all groups
+    weights = weights.reshape(g.groups, weights.shape[0] // g.groups, weights.shape[1], *g.kernel)
+    return weights.swapaxes(1, 2), biases
+
+
+def problem_of(
+    node: ir.Node, x: TensorView, y: TensorView, epilogue: Epilogue, others: Sequence[TensorView], bias: bool
+) -> ConvProblem:
+    """Of a Conv in float32, from the views of its operands as they are in the graph."""
+    g = _geometry(node)
+    grouped = tuple(_grouped(broadcast(view, node.outputs[0]), g.groups) for view in others)
+    x, y = _grouped(x, g.groups), _grouped(y, g.groups)
+    return ConvProblem(x, y, g.kernel, g.strides, g.dilations, g.begin, epilogue.expression, grouped, bias)
 
 
 @dataclass(frozen=True)
@@ -259,7 +286,7 @@ def _transposed_parts(g: _Geometry, weights: Array, y: TensorView, others: list[
     return parts
 
 
-def _constant_of(outer: dict[ir.Value, ir.Value | None], node: ir.Node, index: int) -> Array | None:
+def _constant_of(outer: Mapping[ir.Value, ir.Value | None], node: ir.Node, index: int) -> Array | None:
     inner = input_at(node, index)
     if inner is None:
         return None

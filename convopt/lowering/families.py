@@ -17,6 +17,7 @@ from convopt.schedules.primitives.expression import identity
 
 _MODULES = {
     "Conv": "conv",
+    "FusedConv": "fused_conv",
     "Gemm": "conv",
     "Move": "move",
     "Pointwise": "pointwise",

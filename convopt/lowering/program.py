@@ -168,7 +168,7 @@ class _Builder:
         """Gives every padded convolution's input a border of zeros, by a copy where it can't have one."""
         copies: dict[ir.Value, ir.Value] = {}
         for group in list(self.graph):
-            if group.op_type != "Conv":
+            if group.op_type not in ("Conv", "FusedConv"):
                 continue
             halo, value = halo_of(group), group.inputs[0]
             if value is None or not any(map(any, halo)):

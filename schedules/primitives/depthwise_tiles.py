@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.conv_tiles import balanced, load, pieces, store
 from convopt.schedules.primitives.emit import hold, kernel, lanes_at, register, splat
@@ -26,7 +27,7 @@ def depthwise_kernel(schedule: DepthwiseConv, problem: ConvProblem, target: Targ
     bands = balanced(height, schedule.rows)
     band_count = sum(count for _, count, _ in bands)
     with kernel(symbol, problem.operands) as body:
-        tile = _DepthwiseTile(problem, body.buffers)
+        tile = DepthwiseTile(problem, body.buffers)
         with body.task() as task:
             chunk, rest = task % chunks, task // chunks
             band, image = rest % band_count, rest // band_count
@@ -51,7 +52,9 @@ def depthwise_kernel(schedule: DepthwiseConv, problem: ConvProblem, target: Targ
     return body.function
 
 
-class _DepthwiseTile:
+class DepthwiseTile:
+    """Emits tiles; where their operands lie can be overridden."""
+
     def __init__(self, problem: ConvProblem, buffers: list[Any]) -> None:
         self.problem = problem
         self.x, self.weight, *rest = buffers
@@ -74,18 +77,25 @@ class _DepthwiseTile:
             self._unrolled(corner, sums, channel, lanes)
         self._finish(corner, sums, channel, lanes)
 
-    def _input(self, corner: tuple[Any, ...], d: Any, h: Any, w: Any, channel: Any, lanes: int) -> Any:
-        """x at the offset (d, h, w) from the tile's first tap."""
+    def input_at(self, corner: tuple[Any, ...], d: Any, h: Any, w: Any) -> Any:
+        """Where x is at the offset (d, h, w) from the tile's first tap: its channel 0."""
         problem, (_, s_n, s_d, s_h, s_w, _) = self.problem, self.problem.x.strides
         image, z, y, x = corner
-        at = (
+        return (
             image * s_n
             + (z * problem.strides[0] - problem.pads[0] + d) * s_d
             + (y * problem.strides[1] - problem.pads[1] + h) * s_h
             + (x * problem.strides[2] - problem.pads[2] + w) * s_w
-            + channel
         )
-        return load(self.x, at, lanes, 1)
+
+    def other_at(self, view: TensorView, index: tuple[Any, ...]) -> Any:
+        return sum(p * s for p, s in zip(index, view.strides[1:5], strict=True))
+
+    def output_at(self, index: tuple[Any, ...]) -> Any:
+        return self.other_at(self.problem.y, index)
+
+    def _input(self, corner: tuple[Any, ...], d: Any, h: Any, w: Any, channel: Any, lanes: int) -> Any:
+        return load(self.x, self.input_at(corner, d, h, w) + channel, lanes, 1)
 
     def _weight(self, d: Any, h: Any, w: Any, channel: Any, lanes: int) -> Any:
         _, kh, kw = self.problem.kernel
@@ -132,8 +142,7 @@ class _DepthwiseTile:
                 index = (image, z, y + i, x + j)
                 inputs = [slot[lanes_at(0, lanes)]]
                 for view, buffer in zip(problem.others, self.others, strict=True):
-                    at = sum(p * s for p, s in zip(index, view.strides[1:5], strict=True))
-                    inputs.append(load(buffer, at + channel * view.strides[0], lanes, view.strides[0]))
+                    at = self.other_at(view, index) + channel * view.strides[0]
+                    inputs.append(load(buffer, at, lanes, view.strides[0]))
                 (result,) = emit(problem.epilogue, inputs, lanes)
-                at = sum(p * s for p, s in zip(index, problem.y.strides[1:5], strict=True))
-                store(self.y, at + channel, result, lanes, problem.y.dtype)
+                store(self.y, self.output_at(index) + channel, result, lanes, problem.y.dtype)

@@ -21,8 +21,9 @@ def test_tensors_beyond_32_bit_indices_are_refused() -> None:
     assert view.reach == 2**31 + 4
     graph = onnx.parser.parse_graph("g (float[3,5] x) => (float[3,5] y) { y = Relu (x) }")
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    lowered = lower_graph(load(model), PassContext(), {}, None)
-    builder = _Builder(lowered.graph, LoweringOptions(host_cpu(), 1))
+    options = LoweringOptions(host_cpu(), 1)
+    lowered = lower_graph(load(model), PassContext(), {}, None, options)
+    builder = _Builder(lowered.graph, options)
     value = lowered.graph.inputs[0]
     builder.plan.places[value] = Place(view, 0)
     with pytest.raises(Fallbacks, match=r"spans 2\*\*31 elements"):
