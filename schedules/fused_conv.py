@@ -124,8 +124,9 @@ class FusedConv:
             return reason
         if (used := self.columns + 4) > target.vector_registers:
             return f"{used} vector registers > {target.vector_registers}"
-        if (held := self.scratch_bytes(problem, target)) > target.l2 // 2:
-            return f"{held} B between the stages > {target.l2 // 2}"
+        room, weights = target.l2 * 3 // 4, sum(_weight_bytes(stage) for stage in problem.stages)
+        if (held := self.scratch_bytes(problem, target)) + weights > room:
+            return f"{held} B between the stages and {weights} of weights > {room}"
         return None
 
     def input_width(self, problem: FusedConvProblem) -> int:
@@ -187,6 +188,10 @@ class FusedConv:
 
 def _tile(stage: ConvProblem, vectors: int, target: Target) -> DirectConv:
     return DirectConv(tile_pixels(target, vectors), vectors, stage.channels, False, 1, 1)
+
+
+def _weight_bytes(stage: ConvProblem) -> int:
+    return 4 * stage.groups * stage.taps * stage.channels * stage.features
 
 
 def _seconds(stage: ConvProblem, vectors: int, target: Target) -> float:
