@@ -99,9 +99,9 @@ COMMAND = Command(
     help="measure how good the untuned choices are",
     description="""\
 Measures a small space of each convolution whole, at least 64 plans over all algorithms where there are so
-many, and compares: the model's first choice, the best of its first eight, the five-step rule's choice, and
-Kendall's tau between the predicted and the measured order. What was measured before is used; a second run
-goes on.""",
+many, then the fastest few again in turn, and compares: the model's first choice, the best of its first
+eight, the five-step rule's choice, and Kendall's tau between the predicted and the measured order. What was
+measured before is used; a second run goes on.""",
     fields={
         "target": "what was measured on",
         "threads": "what was measured with",

@@ -2,14 +2,16 @@
 
 The small space of a convolution is at least SPACE plans over all algorithms: the model's best, the best of
 each family, and every n-th of the rest, so that bad plans are in it too. All of it is measured, into the
-store.
+store. The fastest of so many quick measurements is partly luck: the fastest few and the choices that are
+compared with them are then measured in turn, for longer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +29,10 @@ from convopt.tuning.store import Store, Trial
 SPACE = 64
 BEST = 24  # of the model's order
 BEST_OF_FAMILY = 4
+MEASURED_FIRST = 8  # of the model's order: what `tune` would measure first
 BATCH = 8
+FINALISTS = 6  # that are measured again, beside the choices
+FINAL_SECONDS = 0.2  # for each of them
 CANDIDATE_TIMEOUT = 20.0
 Report = Callable[[int, int], None]
 
@@ -92,22 +97,62 @@ def measure_space(
             return
         if report is not None:
             report(len(plans) - len(todo) + start, len(plans))
-        wanted = list(dict.fromkeys([reference, *todo[start : start + BATCH]]))
-        with tempfile.TemporaryDirectory(prefix="convopt-choices-") as folder:
-            compiled, failures = compile_candidates(
-                problem, wanted, options, cache, Path(folder), deadline=deadline + CANDIDATE_TIMEOUT
-            )
+        wanted = todo[start : start + BATCH]
+        with _compiled(problem, [reference, *wanted], options, cache, deadline) as (files, failures):
             if time.monotonic() > deadline + CANDIDATE_TIMEOUT / 2:
                 return  # what isn't compiled may only have run out of time
             for plan, failure in failures.items():
                 store.add_trial(key, Trial(plan, None, failure))
-            files = {candidate.plan: candidate.path for candidate in compiled}
             runner.reset()
-            for plan in todo[start : start + BATCH]:
+            for plan in wanted:
                 if plan in files and reference in files:
                     tolerance = TOLERANCES[problem.y.dtype]
                     probe = runner.probe(files[plan], files[reference], tolerance, CANDIDATE_TIMEOUT)
                     store.add_trial(key, Trial(plan, probe.seconds, probe.failure))
+    if todo:
+        _measure_again(problem, options, store, cache, runner, deadline)
+
+
+def _measure_again(
+    problem: ConvProblem,
+    options: LoweringOptions,
+    store: Store,
+    cache: KernelCache,
+    runner: Runner,
+    deadline: float,
+) -> None:
+    """The fastest, the first choices and the rule's, in turn; the store keeps each one's least time."""
+    key = task_key(problem, options.cpu, options.threads)
+    known = {trial.plan for trial in store.trials(key) if trial.seconds is not None}
+    order = [plan for plan in small_space(problem, options) if plan in known]
+    first = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
+    fastest = [trial.plan for trial in store.trials(key) if trial.plan in order]
+    best_of_first = min(order[:MEASURED_FIRST], key=fastest.index, default=first)
+    chosen = [first, best_of_first, rule_plan(problem, options)]
+    finalists = list(dict.fromkeys([*fastest[:FINALISTS], *(plan for plan in chosen if plan in known)]))
+    with _compiled(problem, finalists, options, cache, deadline) as (files, _):
+        runner.reset()
+        raced = [plan for plan in finalists if plan in files]
+        turns = runner.race([files[plan] for plan in raced], FINAL_SECONDS, len(raced) * CANDIDATE_TIMEOUT)
+        if not isinstance(turns, str):
+            for plan, times in zip(raced, turns, strict=True):
+                store.add_trial(key, Trial(plan, min(times)))
+
+
+@contextlib.contextmanager
+def _compiled(
+    problem: ConvProblem,
+    plans: Sequence[ConvPlan],
+    options: LoweringOptions,
+    cache: KernelCache,
+    deadline: float,
+) -> Iterator[tuple[dict[ConvPlan, Path], dict[ConvPlan, str]]]:
+    """Files of the plans, for as long as the context lasts, and why others have none."""
+    with tempfile.TemporaryDirectory(prefix="convopt-choices-") as folder:
+        found, failures = compile_candidates(
+            problem, list(dict.fromkeys(plans)), options, cache, Path(folder), deadline + CANDIDATE_TIMEOUT
+        )
+        yield {candidate.plan: candidate.path for candidate in found}, failures
 
 
 def quality(problem: ConvProblem, options: LoweringOptions, store: Store) -> Quality | None:
@@ -128,7 +173,7 @@ def quality(problem: ConvProblem, options: LoweringOptions, store: Store) -> Qua
         all(plan in trials for plan in order),
         best,
         best / times[first],
-        best / min(seconds for _, seconds in known[:8]),
+        best / min(seconds for _, seconds in known[:MEASURED_FIRST]),
         best / times[rule] if rule in times else None,
         kendall_tau([seconds for _, seconds in known]),
     )

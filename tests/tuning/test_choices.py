@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from convopt.cli import choices as command
 from convopt.cli.main import main
+from convopt.codegen.cache import KernelCache
 from convopt.lowering.base import LoweringOptions
 from convopt.selection.plans import choose_plan, ranked
+from convopt.targets import host_cpu
 from convopt.targets.cpu import HASWELL
+from convopt.tuning import choices
+from convopt.tuning.candidate import _digest
 from convopt.tuning.choices import SPACE, kendall_tau, quality, rule_plan, small_space
 from convopt.tuning.identity import task_key
+from convopt.tuning.runner import Probe
 from convopt.tuning.store import Store, Trial
 from tests.cli.fields import undocumented
 from tests.tuning.problems import conv
@@ -72,3 +79,43 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Capture
     (one,) = document["convs"]
     assert counts[1] > counts[0] and one["complete"]
     assert 0 < one["first"] <= one["top8"] <= 1 and -1 <= one["tau"] <= 1
+
+
+class LuckyProbes:
+    """A Runner whose quick times are luck: the first choice's is twice its true one, which a race finds."""
+
+    def __init__(self, first: str) -> None:
+        self.first, self.raced = first, []
+
+    def reset(self) -> None:
+        pass
+
+    def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe:
+        return Probe(2.0 if path.name == self.first else 1.5)
+
+    def race(self, paths: Sequence[Path], seconds: float, timeout: float) -> list[list[float]]:
+        self.raced = [path.name for path in paths]
+        return [[1.2, 1.0] if path.name == self.first else [1.6, 1.5] for path in paths]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.kernels
+def test_the_fastest_and_the_choices_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first choice was unlucky, and is not among the fastest."""
+    problem, options = conv(c=8, size=5, k=8), LoweringOptions(host_cpu(), 1)
+    first = choose_plan(problem, options.cpu, 1)
+    order = [plan for plan, _ in ranked(problem, options.cpu, 1)]
+    assert first == order[0]
+    monkeypatch.setattr(choices, "small_space", lambda *_: order[:5])
+    monkeypatch.setattr(choices, "FINALISTS", 2)
+    runner = LuckyProbes(f"{_digest(first)}.convopt")
+    with Store(tmp_path / "s.sqlite3") as store:
+        end = time.monotonic() + 200
+        choices.measure_space(problem, options, store, KernelCache(tmp_path), runner, end)
+        found = quality(problem, options, store)
+    assert found is not None and (found.best_seconds, found.first) == (1.0, 1.0)
+    assert runner.first in runner.raced and len(runner.raced) >= 3
