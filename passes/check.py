@@ -97,7 +97,7 @@ def run_reference(
 
 
 def draw_inputs(model: ir.Model, context: PassContext, seed: int) -> dict[str, Array] | None:
-    """A random array per input, of the bound shape: normal floats, small integers; None where unbound."""
+    """A random array per input, of the bound shape: normal floats, 0 and 1 otherwise; None where unbound."""
     generator = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for value in model.graph.inputs:
@@ -107,6 +107,8 @@ def draw_inputs(model: ir.Model, context: PassContext, seed: int) -> dict[str, A
             return None
         if value.dtype.is_floating_point():
             feeds[value.name] = generator.standard_normal(shape).astype(value.dtype.numpy())
+        elif value.dtype == ir.DataType.STRING:
+            feeds[value.name] = generator.integers(0, 2, shape).astype(str).astype(object)
         else:
             feeds[value.name] = generator.integers(0, 2, shape).astype(value.dtype.numpy())
     return feeds
@@ -143,9 +145,12 @@ def relative_error(expected: Array, found: Array, least_scale: float = 1e-3) -> 
     """Largest difference over largest magnitude; places where both are the same NaN or infinity are equal.
 
     An output that is tiny as a whole (a sigmoid's far tail) is rounding: `least_scale` is its magnitude.
+    Strings are equal, or infinitely far from each other.
     """
     if not expected.size:
         return 0.0
+    if expected.dtype.kind in "OSU":
+        return 0.0 if np.array_equal(expected, found) else float("inf")
     a, b = expected.astype(np.float64), found.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))

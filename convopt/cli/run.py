@@ -141,8 +141,10 @@ def _complete(module: Any, given: dict[str, str], files: dict[str, Array]) -> di
             inputs[spec.name] = files[spec.name]
         elif all(isinstance(dim, int) for dim in spec.shape):
             dtype = numpy_dtype(spec.dtype)
-            drawn = rng.integers(0, 2, spec.shape) if dtype.kind in "biu" else rng.standard_normal(spec.shape)
-            inputs[spec.name] = drawn.astype(dtype)
+            drawn = (
+                rng.integers(0, 2, spec.shape) if dtype.kind in "biuO" else rng.standard_normal(spec.shape)
+            )
+            inputs[spec.name] = (drawn.astype(str) if dtype.kind == "O" else drawn).astype(dtype)
         else:
             raise InputError(
                 f"input {spec.name!r} has dynamic dims {spec.shape}; give --shape {spec.name}:D,D,..."
@@ -151,7 +153,10 @@ def _complete(module: Any, given: dict[str, str], files: dict[str, Array]) -> di
 
 
 def _write_arrays(path: Path, arrays: dict[str, Array]) -> None:
-    """An .npz with the outputs' own names; `/` and others that a zip member may hold are kept."""
+    """An .npz with the outputs' own names; `/` and others that a zip member may hold are kept.
+
+    Strings are written as numpy's own, of fixed length: objects would be pickles.
+    """
     import io
 
     import numpy as np
@@ -159,7 +164,8 @@ def _write_arrays(path: Path, arrays: dict[str, Array]) -> None:
     with written_whole(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             content = io.BytesIO()
-            np.lib.format.write_array(content, np.asarray(array), allow_pickle=False)
+            plain = array.astype(str) if array.dtype.kind == "O" else np.asarray(array)
+            np.lib.format.write_array(content, plain, allow_pickle=False)
             archive.writestr(f"{name}.npy", content.getvalue())
 
 

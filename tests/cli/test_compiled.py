@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -114,6 +115,25 @@ def test_run_refuses_wrong_arguments_in_one_line(
     assert shown.out == ""
     assert message in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+def test_strings_go_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drawn, compared, written without pickles and read again."""
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    g (string[2] x) => (string[2] y) { y = StringConcat (x, x) }"""
+    source, arrays = tmp_path / "in.onnx", tmp_path / "y.npz"
+    onnx.save(onnx.parser.parse_model(text), source)
+    document = _document(["optimize", str(source), "-o", str(tmp_path / "out.onnx")], capsys)
+    assert (document["max_error"], document["unchecked"]) == (0, None)
+    document = _document(["optimize", str(source), "-o", str(tmp_path / "out.convopt"), "--verify"], capsys)
+    assert document["verified"].startswith("equal to the model in onnxruntime")
+    _document(["run", str(tmp_path / "out.convopt"), "-o", str(arrays)], capsys)
+    with np.load(arrays, allow_pickle=False) as found:
+        assert {*found["y"].tolist()} <= {"00", "11"}
+        np.save(tmp_path / "x.npy", found["y"])
+    _document(["run", str(source), "--input", f"x={tmp_path / 'x.npy'}", "-o", str(arrays)], capsys)
+    with np.load(arrays, allow_pickle=False) as found:
+        assert {*found["y"].tolist()} <= {"0000", "1111"}
 
 
 def test_an_artifact_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
