@@ -16,7 +16,7 @@ import numpy as np
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.conv_problem import Array, ConvProblem
-from convopt.schedules.primitives.gpu_nest import MOST_INDEX, THREADS, blocks_of
+from convopt.schedules.primitives.gpu_nest import MOST_INDEX, THREADS, blocks_of, indices_of
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ class GpuDepthwise:
 
         from convopt.schedules.primitives.gpu_emit import device_kernel, hold, hold_multiple, local, when
         from convopt.schedules.primitives.gpu_epilogue import FinalOutput, operands_of
-        from convopt.schedules.primitives.gpu_sources import decompose
 
         folded, v = _one_group(problem), self.vector
         flat = TensorView((1,), (1,))
@@ -117,7 +116,7 @@ class GpuDepthwise:
             x, weight, bias, others, _, y = operands_of(folded, body.buffers, False)
             unit = body.block[0] * THREADS + body.thread
             with when(unit < threads if threads % THREADS else None):
-                n, d, h, run = decompose(unit // across, (*problem.y.shape[1:4], runs))
+                n, d, h, run = indices_of(unit // across, (*problem.y.shape[1:4], runs))
                 channel = unit % across * v
                 place = [hold(i + T.int32(0)) for i in (d, h, run * self.pixels)]
                 first = [

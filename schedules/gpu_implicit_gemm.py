@@ -21,6 +21,7 @@ import numpy as np
 
 from convopt.schedules.base import Estimate, TensorView
 from convopt.schedules.conv_problem import Array, ConvProblem
+from convopt.schedules.gpu_gemm_limits import registers, why_not
 from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.gpu_gemm_space import forms, shapes
 from convopt.schedules.primitives.matrix_tile import MatrixTile
@@ -42,9 +43,6 @@ from convopt.targets.matrix_units import MATRIX_UNITS
 if TYPE_CHECKING:
     from convopt.targets import GpuTarget
 
-DTYPES = ("float32", "float16", "bfloat16")
-MOST_INDEX = 2**31 - 1  # indices are int32
-ADDRESS_REGISTERS = 32  # per thread: addresses, loop counters, values on their way to shared memory
 L2_BYTES_PER_CLOCK = 64  # that a CU gets from L2: one line of a NVIDIA or CDNA part
 LAUNCH_SECONDS = 4e-6
 
@@ -166,7 +164,7 @@ class ImplicitGemm:
         """
         g, k = weight.shape[:2]
         rows = weight.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, -1)
-        n, reduction = self._padded(problem)
+        n, reduction = self.padded_sizes(problem)
         packed = np.zeros((g, n, reduction), np.float32)
         packed[:, :k, : rows.shape[2]] = rows
         result = [_as_stored(packed, problem.x.dtype)]
@@ -176,56 +174,13 @@ class ImplicitGemm:
             result.append(padded)
         return result
 
-    def _padded(self, problem: ConvProblem) -> tuple[int, int]:
+    def padded_sizes(self, problem: ConvProblem) -> tuple[int, int]:
         """(output channels, reduction) rounded up to tiles."""
         order, parts = self.order(problem), self.parts(problem)
         return order.tiles_n * self.block_n, parts.tiles * self.block_k
 
     def why_not(self, problem: ConvProblem, target: GpuTarget) -> str | None:
-        if isinstance(problem, GemmProblem) and problem.b.dtype != problem.x.dtype:
-            return f"{problem.x.dtype} by {problem.b.dtype}"
-        if problem.x.dtype not in DTYPES or problem.y.dtype not in DTYPES:
-            return f"{problem.x.dtype} to {problem.y.dtype}"
-        if self.block_m % self.part_m or self.block_n % self.part_n:
-            return f"{self.part_m}x{self.part_n} does not divide {self.block_m}x{self.block_n}"
-        if self.unit != "simt" and (refusal := self._why_no_unit(problem, target)):
-            return refusal
-        math = self.math(problem)
-        if any((self.block_k + pad) % math.vector for pad in self.pad[:2]):
-            return f"rows padded by {self.pad[:2]} are no multiples of a read of {math.vector} elements"
-        if math.threads > target.most_threads or math.threads % target.wave:
-            return f"{math.threads} threads, not a multiple of {target.wave} up to {target.most_threads}"
-        if math.registers + ADDRESS_REGISTERS > target.most_registers:
-            return f"about {math.registers + ADDRESS_REGISTERS} registers > {target.most_registers}"
-        if (shared := self.shared_bytes(problem, target)) > target.shared_per_block:
-            return f"{shared} B shared > {target.shared_per_block}"
-        if self.async_copy and (refusal := self._why_no_copy(problem, target)):
-            return refusal
-        if refusal := self.parts(problem).why_not():
-            return refusal
-        n, reduction = self._padded(problem)
-        largest = max(problem.x.reach, problem.y.reach, problem.groups * n * reduction)
-        if max(largest, self.workspace_bytes(problem, target) // 4) > MOST_INDEX:
-            return "more than 2^31 elements in an operand"
-        if max(problem.groups, self.split_k) > 65535:
-            return f"a grid of {problem.groups} groups and {self.split_k} parts, the most is 65535"
-        return None
-
-    def _why_no_unit(self, problem: ConvProblem, target: GpuTarget) -> str | None:
-        if self.unit not in target.matrix_units:
-            return f"{target.name} has no {self.unit}"
-        if problem.x.dtype not in MATRIX_UNITS[self.unit].dtypes:
-            return f"{self.unit} does not take {problem.x.dtype}"
-        math = self.math(problem)
-        return math.why_not() if isinstance(math, MatrixTile) else None
-
-    def _why_no_copy(self, problem: ConvProblem, target: GpuTarget) -> str | None:
-        if not target.async_copy:
-            return f"{target.name} has no copies from global to shared memory"
-        if self.stages < 2:
-            return "asynchronous copies take two stages"
-        widths = [t.store_vector * ITEMSIZE[problem.x.dtype] for t in self.tiles(problem)]
-        return f"copies of {min(widths)} bytes, the least is 4" if min(widths) < 4 else None
+        return why_not(self, problem, target)
 
     def launch(self, problem: ConvProblem, target: GpuTarget) -> Launch:
         """What the estimates need to know of the main kernel."""
@@ -233,7 +188,7 @@ class ImplicitGemm:
         return Launch(
             order.tiles_m * order.tiles_n * problem.groups * self.split_k,
             math.threads,
-            math.registers + ADDRESS_REGISTERS,
+            registers(self, problem),
             self.shared_bytes(problem, target),
         )
 
@@ -255,94 +210,16 @@ class ImplicitGemm:
         return Estimate(max(flops, through_l2) / target.clock, memory, launches * LAUNCH_SECONDS)
 
     def apply(self, problem: ConvProblem, target: GpuTarget, symbol: str) -> tuple[Any, ...]:
-        operands, (features, _) = self.operands(problem, target), self._padded(problem)
+        from convopt.schedules.gpu_gemm_kernel import main_kernel
+
+        operands, (features, _) = self.operands(problem, target), self.padded_sizes(problem)
         if self.split_k == 1:
-            return (self._main(problem, target, f"{symbol}_0"),)
+            return (main_kernel(self, problem, target, f"{symbol}_0"),)
         kept = 1 if self.atomic else self.split_k
-        main = self._main(problem, target, f"{symbol}_{int(self.atomic)}")
+        main = main_kernel(self, problem, target, f"{symbol}_{int(self.atomic)}")
         first = (zero_kernel(f"{symbol}_0", operands, partial_elements(problem, 1)),) if self.atomic else ()
         last = f"{symbol}_{1 + int(self.atomic)}"
         return (*first, main, reduce_kernel(last, problem, target, operands, features, kept))
-
-    def _main(self, problem: ConvProblem, target: GpuTarget, symbol: str) -> Any:
-        from tvm.tirx.script.builder import ir as T
-
-        from convopt.schedules.primitives import gpu_emit, pipeline
-        from convopt.schedules.primitives.gpu_epilogue import (
-            FinalOutput,
-            PartialOutput,
-            TileEpilogue,
-            operands_of,
-        )
-        from convopt.schedules.primitives.gpu_sources import (
-            ImageRows,
-            MatrixRows,
-            PackedRows,
-            Source,
-            TileLoader,
-        )
-
-        math, (tile_a, tile_b), order = self.math(problem), self.tiles(problem), self.order(problem)
-        parts, (features, reduction) = self.parts(problem), self._padded(problem)
-        dtype, size = problem.x.dtype, ITEMSIZE[problem.x.dtype]
-        exact = (problem.pixels % self.block_m == 0, problem.features % self.block_n == 0)
-        grid = (order.blocks, problem.groups, self.split_k)
-        with gpu_emit.device_kernel(symbol, self.operands(problem, target), grid, math.threads) as body:
-            split = self.split_k > 1
-            x, weight, bias, others, workspace, y = operands_of(problem, body.buffers, split)
-            bytes_ = self.shared_bytes(problem, target)
-            pool = gpu_emit.shared(bytes_ // size, dtype, bytes_ > target.static_shared)
-            row, column = order.tile(body.block[0])
-            group, thread = body.block[1], body.thread
-            inside = T.And(row < order.tiles_m, column < order.tiles_n) if order.has_surplus else None
-            with gpu_emit.when(inside):
-                first_m, first_n = row * self.block_m, column * self.block_n
-                a = TileLoader(tile_a, ImageRows(problem, x, group, self.block_k, exact[0]), thread, first_m)
-                rows: Source = PackedRows(weight, dtype, group, features, reduction)
-                if isinstance(problem, GemmProblem):
-                    whole = (exact[1], problem.channels % self.block_k == 0)
-                    rows = MatrixRows(weight, problem.b, group, whole)
-                b = TileLoader(tile_b, rows, thread, first_n)
-                sums = math.emit(target, pool, dtype, thread, (tile_a, tile_b))
-                begin, count = parts.range(body.block[2])
-                base_b = self.stages * tile_a.elements
-
-                def load(tile: Any) -> None:
-                    a.load((begin + tile) * self.block_k)
-                    b.load((begin + tile) * self.block_k)
-
-                def keep(slot: Any) -> None:
-                    a.store(pool, slot * tile_a.elements)
-                    b.store(pool, base_b + slot * tile_b.elements)
-
-                def copy(tile: Any, slot: Any) -> None:
-                    first_k = (begin + tile) * self.block_k
-                    a.copy(pool, slot * tile_a.elements, first_k, size)
-                    b.copy(pool, base_b + slot * tile_b.elements, first_k, size)
-
-                def compute(slot: Any) -> None:
-                    sums.multiply_add(slot * tile_a.elements, base_b + slot * tile_b.elements)
-
-                if self.async_copy:
-                    pipeline.asynchronous(count, self.stages, copy, compute)
-                else:
-                    pipeline.synchronous(count, self.stages, load, keep, compute)
-                output: Any = FinalOutput(problem, target, bias, others, y, features)
-                if split:
-                    part = None if self.atomic else body.block[2]
-                    output = PartialOutput(
-                        problem, target, workspace, part, 1 if self.atomic else self.stores(problem)[0]
-                    )
-                end = TileEpilogue(problem, target, output, group, first_m, first_n, thread)
-                if self.epilogue == "direct" or (split and self.atomic):
-                    end.direct(math, sums.sums, exact)
-                else:
-                    stride = self.block_n + self.pad[2]
-                    if self.stages == 1 or self.async_copy:
-                        gpu_emit.barrier()  # the last tile has been read by all
-                    strip = gpu_emit.reinterpreted(pool, math.strip_rows * stride, "float32")
-                    end.through_shared(math, sums.sums, strip, stride, exact)
-        return body.function
 
 
 @lru_cache(maxsize=1024)

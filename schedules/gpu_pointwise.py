@@ -62,7 +62,9 @@ class GpuPointwise:
         return 0
 
     def apply(self, problem: PointwiseProblem, target: GpuTarget, symbol: str) -> tuple[Any, ...]:
-        from convopt.schedules.primitives.gpu_emit import device_kernel, hold, when
+        from tvm.tirx.script.builder import ir as T
+
+        from convopt.schedules.primitives.gpu_emit import device_kernel, hold_multiple, when
 
         *outer, inner = problem.nest
         pieces = [*outer, Loop(inner.extent // self.vector, tuple(s * self.vector for s in inner.strides))]
@@ -70,7 +72,11 @@ class GpuPointwise:
         with device_kernel(f"{symbol}_0", problem.storage(), blocks_of(threads), THREADS) as body:
             flat = body.block[0] * THREADS + body.thread
             with when(flat < threads if threads % THREADS else None):
-                offsets = [hold(o + 0) for o in offsets_of(pieces, flat, len(problem.operands))]
+                found = offsets_of(pieces, flat, len(problem.operands))
+                offsets = [
+                    hold_multiple(o + T.int32(0), self.vector if stride == 1 else 1)
+                    for o, stride in zip(found, inner.strides, strict=True)
+                ]
                 self._elements(problem, inner, body.buffers, offsets)
         return (body.function,)
 

@@ -55,6 +55,7 @@ class GpuPool:
             device_kernel,
             from_float,
             hold,
+            hold_multiple,
             local,
             store,
             to_float,
@@ -72,7 +73,10 @@ class GpuPool:
             flat = body.block[0] * THREADS + body.thread
             with when(flat < threads if threads % THREADS else None):
                 found = dict(zip(order, indices_of(flat, extents), strict=True))
-                at = [hold(found[d] * (lanes if d == CHANNEL else 1)) for d in range(5)]
+                at = [
+                    hold(found[d]) if d != CHANNEL else hold_multiple(found[d] * lanes, lanes)
+                    for d in range(5)
+                ]
                 sums, element = local(lanes), local(lanes, x.dtype)
                 for lane in range(lanes):
                     T.buffer_store(sums, T.float32(-inf if maximum else 0.0), [lane])
@@ -80,7 +84,7 @@ class GpuPool:
                 first = at[0] * x.strides[0] + at[1] * x.strides[1]
                 for axis, o, stride in zip(axes, at[2:], x.strides[2:], strict=True):
                     first = first + axis.start(o) * stride
-                start = hold(first)
+                start = hold_multiple(first, lanes)
                 bounds = [
                     (0, axis.kernel) if axis.all_inside else tuple(hold(t) for t in axis.taps(o))
                     for axis, o in zip(axes, at[2:], strict=True)

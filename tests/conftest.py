@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     The workers of pytest-xdist inherit the environment, and with it the folder. A CONVOPT_CACHE that is set
     already is used as it is.
     """
+    # PoCL's optimizer is most of what these tests would wait for, and none of what they ask.
+    os.environ.setdefault("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable")
     if "CONVOPT_CACHE" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="convopt-tests-")
         os.environ["CONVOPT_CACHE"] = folder.name

@@ -6,6 +6,7 @@ units and copies emulated. Operands lie between bytes of a pattern, checked afte
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -86,22 +87,32 @@ def as_opencl(target: GpuTarget) -> GpuTarget:
 def opencl_code(
     functions: Sequence[Any], target: GpuTarget, units: dict[str, Emulated] | None = None
 ) -> DeviceCode:
-    """The functions' OpenCL, with what they call emulated by `units`."""
+    """The functions' OpenCL, with what they call emulated by `units`; their elements are of one type."""
     code = opencl.generate(lower(functions, opencl.tvm_target(target)), target)
-    source, prelude = code.source, ""
+    source = emulated(code.source, max(k.block[0] for k in code.kernels) // target.wave, units)
+    return DeviceCode(code.kernels, source, source.encode())
+
+
+def emulated(source: str, waves: int, units: dict[str, Emulated] | None = None) -> str:
+    """The source with the units and copies that it calls, for blocks of up to so many waves."""
+    prelude = ""
     for unit in (units or EMULATED).values():
         for dtype in ("float16", "bfloat16"):
             if re.search(rf"\b{unit.helper}_{dtype}\(", source):
                 prelude += emulation(unit, dtype)
                 prelude += ldmatrix(dtype) if "convopt_ldmatrix_x4(" in source else ""
     if prelude:
-        threads = max(k.block[0] for k in code.kernels)
-        source = with_scratch(source, -(-threads // target.wave))
+        source = with_scratch(source, waves)
     if "convopt_copy_commit(" in source:
         prelude += copies()
     first = source.index("__kernel")
-    source = source[:first] + prelude + source[first:]
-    return DeviceCode(code.kernels, source, source.encode())
+    return source[:first] + prelude + source[first:]
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(binary: bytes) -> Any:
+    """Building a program takes as long as compiling three of its kernels: it is done once."""
+    return open_device("opencl").load(binary)
 
 
 def run(code: DeviceCode, operands: Sequence[DeviceOperand], times: int = 1) -> None:
@@ -117,7 +128,7 @@ def run(code: DeviceCode, operands: Sequence[DeviceOperand], times: int = 1) -> 
         places.append(at)
         at += -(-operand.bytes.nbytes // 256) * 256
     around = operands[-1].outside()
-    module = device.load(code.binary)
+    module = _loaded(code.binary)
     for _ in range(times):
         for kernel in code.kernels:
             launch = Launch(kernel.grid, kernel.block, kernel.dynamic_shared)

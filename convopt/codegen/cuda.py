@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import util
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,25 @@ def cuda_source(lowered: LoweredKernels, target: GpuTarget) -> str:
     with wanted:
         built = tvm.get_global_func("target.build.cuda")(lowered.module, wanted)
     source = str(built.inspect_source())
+    for kernel in lowered.kernels:
+        bounds = rf"__launch_bounds__\((\d+)\)(?= {kernel.symbol}\()"
+        blocks = _blocks(prod(kernel.block), lowered.registers.get(kernel.symbol), target)
+        source = re.sub(bounds, rf"__launch_bounds__(\1, {blocks})", source)
     start = source.index('extern "C" __global__')
     return source[:start] + cuda_helpers(source) + source[start:]
+
+
+def _blocks(threads: int, registers: int | None, target: GpuTarget) -> int:
+    """Blocks that a multiprocessor is to hold, by the registers that the kernel should do with.
+
+    Left to itself, ptxas spills where a few registers less make room for one block more, or takes all that
+    there are where half would do.
+    """
+    if registers is None:
+        return 1
+    step = target.register_step
+    each = min(-(-registers // step) * step, target.most_registers) * threads
+    return max(1, min(target.registers_per_cu // each, target.most_waves * target.wave // threads))
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:

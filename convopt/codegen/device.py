@@ -70,10 +70,14 @@ class DeviceCode:
 
 @dataclass(frozen=True)
 class LoweredKernels:
-    """Device functions, ready for their code generator, and their launches."""
+    """Device functions, ready for their code generator, and their launches.
+
+    registers: by symbol, of a thread, where the schedule says what it should do with.
+    """
 
     module: Any  # tvm.IRModule
     kernels: tuple[DeviceKernel, ...]
+    registers: dict[str, int]
 
 
 def device_code(functions: Sequence[Any], target: GpuTarget) -> DeviceCode:

@@ -16,6 +16,7 @@ from tvm import tirx
 
 from convopt.codegen.device import DeviceKernel, Extents, LoweredKernels
 from convopt.errors import CompileError
+from convopt.schedules.primitives.gpu_emit import REGISTERS
 
 _AXES = ("x", "y", "z")
 
@@ -39,11 +40,12 @@ def lower(functions: Sequence[Any], target: Any, unroll: bool = True) -> Lowered
     named = {str(f.attrs["global_symbol"]): f.with_attr("tirx.is_global_func", True) for f in functions}
     with target:
         module = passes(tvm.IRModule(named))
-    kernels = []
+    kernels: list[DeviceKernel] = []
+    wanted = {symbol: f.attrs[REGISTERS] for symbol, f in named.items() if REGISTERS in f.attrs}
     for symbol in named:
         grid, block, dynamic, static = _launch(module[symbol])
         kernels.append(DeviceKernel(symbol, grid, block, dynamic, dynamic + static))
-    return LoweredKernels(module, tuple(kernels))
+    return LoweredKernels(module, tuple(kernels), {symbol: int(n) for symbol, n in wanted.items()})
 
 
 def _launch(function: Any) -> tuple[Extents, Extents, int, int]:

@@ -36,10 +36,23 @@ def generate(lowered: LoweredKernels, target: GpuTarget) -> DeviceCode:
 
     functions = {g: _with_exact_constants(f) for g, f in lowered.module.functions.items()}
     built = tvm.get_global_func("target.build.opencl")(tvm.IRModule(functions), tvm_target(target))
-    source = with_offsets(str(built.inspect_source()))
+    source = _once(with_offsets(str(built.inspect_source())))
     if re.search(r"\bhalf\d*\b", source):
         source = half_prelude() + re.sub(r"#ifdef cl_khr_fp16\n.*?#endif\n", "", source, flags=re.DOTALL)
     return DeviceCode(lowered.kernels, source, source.encode())
+
+
+def _once(source: str) -> str:
+    """TVM defines its loop of compare and swap anew for every kernel that adds atomically.
+
+    `inline` alone is no definition where the compiler does not inline; `static` makes it one.
+    """
+    definition = re.compile(r"__inline (float atomic_add_float_emu\(.*?\n}\n)", re.DOTALL)
+    first = definition.search(source)
+    if first is None:
+        return source
+    rest = definition.sub("", source[first.end() :])
+    return f"{source[: first.start()]}static inline {first.group(1)}{rest}"
 
 
 def _with_exact_constants(function: Any) -> Any:

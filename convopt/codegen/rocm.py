@@ -142,7 +142,8 @@ def with_resources(kernels: tuple[DeviceKernel, ...], assembly: str) -> tuple[De
             replace(
                 kernel,
                 registers=number("vgpr_count"),
-                spills=4 * number("vgpr_spill_count"),
+                # Arrays that are not in registers are as bad as spills.
+                spills=max(4 * number("vgpr_spill_count"), number("private_segment_fixed_size")),
                 shared=kernel.dynamic_shared + number("group_segment_fixed_size"),
             )
         )

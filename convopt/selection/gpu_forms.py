@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from convopt.schedules.gpu_implicit_gemm import ADDRESS_REGISTERS, ImplicitGemm
+from convopt.schedules.gpu_gemm_limits import ADDRESS_REGISTERS
+from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.primitives.matrix_tile import MatrixTile
 from convopt.schedules.primitives.occupancy import Launch
 from convopt.schedules.primitives.simt import SimtTile

@@ -23,8 +23,9 @@ from typing import Any, Literal
 import numpy as np
 
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_gemm_limits import DTYPES
 from convopt.schedules.gpu_gemm_problem import GemmProblem
-from convopt.schedules.gpu_implicit_gemm import DTYPES, L2_BYTES_PER_CLOCK, LAUNCH_SECONDS, ImplicitGemm
+from convopt.schedules.gpu_implicit_gemm import L2_BYTES_PER_CLOCK, LAUNCH_SECONDS, ImplicitGemm
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
 from convopt.selection.gpu_forms import Column, Forms, forms
 from convopt.targets import GpuTarget

@@ -70,9 +70,12 @@ H100 = replace(
 )  # fmt: skip
 H200 = replace(H100, name="cuda:h200", chip="NVIDIA H200", l2=60 * MB, memory_rate=4.8e12)  # [N]
 
+# TVM declares its AMDGPU kernels to LLVM as of at most 256 threads, without a GPU that it could ask; HIP
+# source has no such limit.
+LLVM_MOST_THREADS = 256
 _CDNA2 = GpuTarget(
     "rocm:gfx90a", "rocm", "gfx90a", "AMD MI210", 104, 64, 64 * KB, 64 * KB, 128 * KB, 8, 32, 8 * MB, 1.7e9,
-    128, 1024, 1.6e12, ("mfma.16x16x16", "mfma.32x32x8"), most_registers=512,
+    128, 1024, 1.6e12, ("mfma.16x16x16", "mfma.32x32x8"), most_registers=512, most_threads=LLVM_MOST_THREADS,
 )  # fmt: skip
 MI210 = _CDNA2  # [R]
 MI250X = replace(_CDNA2, name="rocm:mi250x", chip="AMD MI250X (one GCD)", compute_units=110)  # [R]
@@ -83,7 +86,7 @@ MI300X = replace(
 # [R]; a block sees 64 of the 128 KB of a workgroup processor, registers 192 KB x 4 SIMD32 per WGP.
 RX7900XTX = GpuTarget(
     "rocm:gfx1100", "rocm", "gfx1100", "AMD RX 7900 XTX", 96, 32, 64 * KB, 64 * KB, 96 * KB, 24, 32, 6 * MB,
-    2.5e9, 256, 512, 0.96e12, ("wmma.gfx11",),
+    2.5e9, 256, 512, 0.96e12, ("wmma.gfx11",), most_threads=LLVM_MOST_THREADS,
 )  # fmt: skip
 
 # [D]; the clock is inferred from 196 TFLOP/s with 1024 FLOP per clock (i), waves and step are gfx906's (i).
@@ -111,7 +114,8 @@ OPENCL = GpuTarget(
 
 # AMD's GPUs by HIP source and the vendor's compiler, where the machine with the GPU has ROCm.
 _BY_HIP = tuple(
-    replace(t, name=t.name.replace("rocm:", "hip:"), kind="hip") for t in (MI210, MI250X, MI300X, RX7900XTX)
+    replace(t, name=t.name.replace("rocm:", "hip:"), kind="hip", most_threads=1024)
+    for t in (MI210, MI250X, MI300X, RX7900XTX)
 )
 _ALL = (
     A100, H100, H200, MI210, MI250X, MI300X, RX7900XTX, *_BY_HIP, K100_AI, K100, Z100, BW200, OPENCL,

@@ -22,6 +22,7 @@ from convopt.schedules.primitives.emit import lanes_at
 if TYPE_CHECKING:
     from convopt.targets import GpuTarget
 
+REGISTERS = "convopt.registers"  # a function's attribute
 DEVICE_CALLING_CONVENTION = 2  # CallingConv::kDeviceKernelLaunch: parameters are taken as they are
 Extents = tuple[int, int, int]
 
@@ -45,17 +46,19 @@ class DeviceBody:
 
 @contextmanager
 def device_kernel(
-    symbol: str, operands: Sequence[TensorView], grid: Extents, threads: int
+    symbol: str, operands: Sequence[TensorView], grid: Extents, threads: int, registers: int | None = None
 ) -> Iterator[DeviceBody]:
     """A device function of `grid` blocks of `threads` threads (threadIdx.x); after the block, `.function`.
 
-    Operands are p0, p1, ...; their buffers are flat and of unknown length, indices are int32.
+    Operands are p0, p1, ...; their buffers are flat and of unknown length, indices are int32. registers: of a
+    thread, what the compiler should do with; None leaves it to choose.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(symbol)
-        T.func_attr(
-            {"tirx.noalias": True, "global_symbol": symbol, "calling_conv": DEVICE_CALLING_CONVENTION}
-        )
+        attributes = {
+            "tirx.noalias": True, "global_symbol": symbol, "calling_conv": DEVICE_CALLING_CONVENTION,
+        }  # fmt: skip
+        T.func_attr(attributes if registers is None else {**attributes, REGISTERS: registers})
         dtypes = [storage_type(view.dtype) for view in operands]
         pointers = [T.arg(f"p{i}", T.handle(dtype)) for i, dtype in enumerate(dtypes)]
         buffers = [
@@ -180,6 +183,18 @@ def when(condition: Any) -> Iterator[None]:
         return
     with T.If(condition), T.Then():
         yield
+
+
+def rolled(target: GpuTarget, extent: int) -> Any:
+    """A loop over a long body that stays one: unrolled, compilers load everything at its start.
+
+    Measured on 128x64x32 in float32: LLVM 22 took 402 registers on gfx90a, 146 of the loop; ptxas spilled.
+    """
+    if target.kind != "rocm":
+        return T.serial(0, extent)
+    # TVM has no word for it: the count holds a zero that LLVM can't see, the sign of the block's index.
+    block = T.call_llvm_pure_intrin("int32", "llvm.amdgcn.workgroup.id.x")
+    return T.serial(0, extent + T.shift_right(block, T.int32(31)))
 
 
 def unrolled(target: GpuTarget, extent: int) -> Any:

@@ -28,7 +28,7 @@ from convopt.schedules.primitives.gpu_emit import (
     vector,
     when,
 )
-from convopt.schedules.primitives.gpu_sources import decompose
+from convopt.schedules.primitives.gpu_nest import indices_of
 from convopt.schedules.primitives.store_order import store_position
 from convopt.schedules.primitives.vector_width import access_width
 from convopt.targets import GpuTarget
@@ -44,7 +44,7 @@ def pixel_offset(view: TensorView, group: Any, m: Any) -> Any:
             extents.append(extent)
             strides.append(stride)
     offset = group * view.strides[0] if view.shape[0] > 1 and view.strides[0] else 0
-    for index, stride in zip(decompose(m, extents), strides, strict=True):
+    for index, stride in zip(indices_of(m, extents), strides, strict=True):
         offset = offset + index * stride
     return offset
 

@@ -18,12 +18,16 @@ def blocks_of(threads: int) -> tuple[int, int, int]:
 
 
 def indices_of(flat: Any, extents: Sequence[int]) -> list[Any]:
-    """Row-major indices of a flat index, the last extent's fastest."""
+    """Row-major indices of a flat index inside the extents, the last one's fastest; 0 of an extent of 1."""
     found: list[Any] = []
-    for position, extent in enumerate(reversed(extents)):
-        outermost = position == len(extents) - 1
-        found.append(flat if outermost else flat % extent)
-        flat = flat if outermost else flat // extent
+    further = sum(extent != 1 for extent in extents)
+    for extent in reversed(extents):
+        if extent == 1:
+            found.append(0)
+            continue
+        further -= 1
+        found.append(flat % extent if further else flat)
+        flat = flat // extent if further else flat
     return list(reversed(found))
 
 

@@ -21,6 +21,7 @@ from convopt.schedules.primitives.gpu_emit import (
     local,
     when,
 )
+from convopt.schedules.primitives.gpu_nest import indices_of
 from convopt.schedules.primitives.shared_tile import SharedTile
 
 
@@ -42,16 +43,6 @@ class Source(Protocol):
         ...
 
 
-def decompose(index: Any, extents: Sequence[int]) -> list[Any]:
-    """Row-major indices of a flat index."""
-    found: list[Any] = []
-    for i, extent in enumerate(reversed(extents)):
-        last = i == len(extents) - 1
-        found.append(index if last else index % extent if extent > 1 else 0)
-        index = index // extent if extent > 1 and not last else index
-    return list(reversed(found))
-
-
 class ImageRows:
     """The im2col view of a conv's input: row m is an output pixel, k a tap and an input channel."""
 
@@ -65,7 +56,7 @@ class ImageRows:
     def enter(self, rows: Sequence[Any], unit: int) -> None:
         x, y = self.problem.x, self.problem.y
         for m in rows:
-            n, *outputs = decompose(m, y.shape[1:5])
+            n, *outputs = indices_of(m, y.shape[1:5])
             first = [
                 o * s - p if s != 1 or p else o
                 for o, s, p in zip(outputs, self.problem.strides, self.problem.pads, strict=True)
@@ -91,7 +82,7 @@ class ImageRows:
             conditions.append(k < p.taps * p.channels)
         tap, channel = (0, k) if p.taps == 1 else (k // p.channels, k % p.channels)
         offset = offset + channel * p.x.strides[5]
-        for d, r in enumerate(decompose(tap, p.kernel)):
+        for d, r in enumerate(indices_of(tap, p.kernel)):
             step = r * p.dilations[d]
             position = first[d] + step
             before, beyond = self._bounds(d)

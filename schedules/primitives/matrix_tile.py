@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from convopt.schedules.primitives.shared_tile import SharedTile
+from convopt.schedules.primitives.shared_tile import SharedTile, StagedOperands
 from convopt.targets.matrix_units import Layout, MatrixUnit
-
-if TYPE_CHECKING:
-    from convopt.targets import GpuTarget
 
 MOST_VECTOR = 8  # elements of 16 bits in a read of shared memory
 LDMATRIX_ROW = 8  # elements
@@ -150,43 +147,33 @@ class MatrixTile:
         found = self.lane_reads(operand, thread % self.unit.lanes)
         return [((first + row) * tile.stride + column, width) for _, row, column, width in found]
 
-    def emit(
-        self, target: GpuTarget, pool: Any, dtype: str, thread: Any, tiles: tuple[SharedTile, SharedTile]
-    ) -> FragmentAccumulators:
-        return FragmentAccumulators(self, target, pool, dtype, thread, tiles)
+    def emit(self, staged: StagedOperands) -> FragmentAccumulators:
+        return FragmentAccumulators(self, staged)
 
 
 class FragmentAccumulators:
     """The accumulators of a lane and the code that adds to them. Needs tvm."""
 
-    def __init__(
-        self,
-        tile: MatrixTile,
-        target: GpuTarget,
-        pool: Any,
-        dtype: str,
-        thread: Any,
-        tiles: tuple[SharedTile, SharedTile],
-    ) -> None:
+    def __init__(self, tile: MatrixTile, staged: StagedOperands) -> None:
         from tvm.tirx.script.builder import ir as T
 
         from convopt.schedules.primitives.gpu_emit import hold_multiple, local, unrolled
 
-        self.tile, self.target, self.pool, self.dtype, (self.a, self.b) = tile, target, pool, dtype, tiles
+        self.tile, self.staged, self.target = tile, staged, staged.target
         self.sums = local(tile.accumulators)
-        lane, unit = thread % tile.unit.lanes, tile.unit
+        lane, unit = staged.thread % tile.unit.lanes, tile.unit
         self.origin: dict[str, list[tuple[int, Any, int]]] = {}
-        for operand, shared in zip("ab", tiles, strict=True):
-            first = tile.first_row(operand, thread) * shared.stride
+        for operand, shared in (("a", staged.a), ("b", staged.b)):
+            first = tile.first_row(operand, staged.thread) * shared.stride
             reads = tile.lane_reads(operand, lane)
             self.origin[operand] = [
                 (register, hold_multiple(first + row * shared.stride + column, width), width)
                 for register, row, column, width in reads
             ]
         self.per_a, self.per_b = unit.a.registers * tile.pack, unit.b.registers * tile.pack
-        self.part_a = local(tile.fragments[0] * self.per_a, dtype)
-        self.part_b = local(tile.fragments[1] * self.per_b, dtype)
-        with unrolled(target, tile.accumulators) as i:
+        self.part_a = local(tile.fragments[0] * self.per_a, staged.dtype)
+        self.part_b = local(tile.fragments[1] * self.per_b, staged.dtype)
+        with unrolled(self.target, tile.accumulators) as i:
             T.buffer_store(self.sums, T.float32(0), [i])
 
     def _read(self, operand: str, fragment: Any, base: Any) -> None:
@@ -195,11 +182,11 @@ class FragmentAccumulators:
 
         from convopt.schedules.primitives.gpu_emit import store, vector
 
-        unit, pool = self.tile.unit, self.pool
+        unit, pool = self.tile.unit, self.staged.pool
         stride, size, count, part = (
-            (self.a.stride, unit.m, self.per_a, self.part_a)
+            (self.staged.a.stride, unit.m, self.per_a, self.part_a)
             if operand == "a"
-            else (self.b.stride, unit.n, self.per_b, self.part_b)
+            else (self.staged.b.stride, unit.n, self.per_b, self.part_b)
         )
         for register, origin, width in self.origin[operand]:
             start = base + origin + fragment * (size * stride)
@@ -211,12 +198,14 @@ class FragmentAccumulators:
 
     def multiply_add(self, base_a: Any, base_b: Any) -> None:
         """Adds the product of the tiles that begin at these elements of the pool."""
-        from convopt.schedules.primitives.gpu_emit import unrolled
+        from convopt.schedules.primitives.gpu_emit import rolled, unrolled
 
         tile, unit = self.tile, self.tile.unit
         m, n = tile.fragments
         together = 2 if unit.ldmatrix else 1
-        with unrolled(self.target, self.a.columns // tile.step) as step:
+        # nvcc keeps the fragments of two steps in registers; others load those of all steps at the start.
+        around = unrolled if self.target.kind == "cuda" else rolled
+        with around(self.target, self.staged.a.columns // tile.step) as step:
             with unrolled(self.target, m) as i:
                 self._read("a", i, base_a + step * tile.step)
             with unrolled(self.target, n // together) as j:
@@ -235,7 +224,7 @@ class FragmentAccumulators:
         unit = self.tile.unit
         if self.target.kind != "rocm":
             places = [T.address_of(x[i]) for x, i in ((self.sums, c), (self.part_a, a), (self.part_b, b))]
-            T.evaluate(T.call_extern("int32", f"{unit.helper}_{self.dtype}", *places))
+            T.evaluate(T.call_extern("int32", f"{unit.helper}_{self.staged.dtype}", *places))
             return
         count = unit.c.registers
         operands = [
@@ -245,5 +234,5 @@ class FragmentAccumulators:
         ]
         # MFMA's last three: whether and how blocks of A are broadcast or lanes permuted. Neither.
         control = [T.int32(0)] * 3 if unit.name.startswith("mfma") else []
-        name = dict(unit.llvm)[self.dtype]
+        name = dict(unit.llvm)[self.staged.dtype]
         store(self.sums, c, T.call_llvm_pure_intrin(f"float32x{count}", name, *operands, *control), count)

@@ -6,7 +6,10 @@ The arithmetic is written once, for numbers (the bank conflict counter) and for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convopt.targets import GpuTarget
 
 
 @dataclass(frozen=True)
@@ -62,3 +65,15 @@ class SharedTile:
             return unit // across, (unit % across) * self.vector
         row = (unit // (self.down * across)) * self.down + unit % self.down
         return row, ((unit // self.down) % across) * self.vector
+
+
+@dataclass(frozen=True)
+class StagedOperands:
+    """What the arithmetic of a thread works on: the tiles of A and B in `pool`, elements of `dtype`."""
+
+    target: GpuTarget
+    pool: Any
+    dtype: str
+    thread: Any
+    a: SharedTile
+    b: SharedTile

@@ -8,12 +8,9 @@ the reduction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from convopt.schedules.primitives.shared_tile import SharedTile
-
-if TYPE_CHECKING:
-    from convopt.targets import GpuTarget
+from convopt.schedules.primitives.shared_tile import SharedTile, StagedOperands
 
 
 @dataclass(frozen=True)
@@ -72,54 +69,44 @@ class SimtTile:
         )
         return [((first + i * step) * tile.stride, self.vector) for i in range(count)]
 
-    def emit(
-        self, target: GpuTarget, pool: Any, dtype: str, thread: Any, tiles: tuple[SharedTile, SharedTile]
-    ) -> SimtAccumulators:
-        return SimtAccumulators(self, target, pool, dtype, thread, tiles)
+    def emit(self, staged: StagedOperands) -> SimtAccumulators:
+        return SimtAccumulators(self, staged)
 
 
 class SimtAccumulators:
     """The accumulators of a thread and the code that adds to them. Needs tvm."""
 
-    def __init__(
-        self,
-        tile: SimtTile,
-        target: GpuTarget,
-        pool: Any,
-        dtype: str,
-        thread: Any,
-        tiles: tuple[SharedTile, SharedTile],
-    ) -> None:
+    def __init__(self, tile: SimtTile, staged: StagedOperands) -> None:
         from tvm.tirx.script.builder import ir as T
 
         from convopt.schedules.primitives.gpu_emit import hold_multiple, local, unrolled
 
-        self.tile, self.pool, self.dtype, (self.a, self.b) = tile, pool, dtype, tiles
+        self.tile, self.staged = tile, staged
         self.sums = local(tile.accumulators)
-        self.row_a = hold_multiple(thread // tile.across * self.a.stride, tile.vector)
-        self.row_b = hold_multiple(thread % tile.across * self.b.stride, tile.vector)
-        self.target = target
-        with unrolled(self.target, tile.accumulators) as i:
+        self.row_a = hold_multiple(staged.thread // tile.across * staged.a.stride, tile.vector)
+        self.row_b = hold_multiple(staged.thread % tile.across * staged.b.stride, tile.vector)
+        with unrolled(staged.target, tile.accumulators) as i:
             T.buffer_store(self.sums, T.float32(0), [i])
-        self.part_a = local(tile.vector, dtype)
-        self.part_b = local(tile.vector * tile.thread_n, dtype)
+        self.part_a = local(tile.vector, staged.dtype)
+        self.part_b = local(tile.vector * tile.thread_n, staged.dtype)
 
     def multiply_add(self, base_a: Any, base_b: Any) -> None:
         """Adds the product of the tiles that begin at these elements of the pool."""
         from tvm.tirx.script.builder import ir as T
 
-        from convopt.schedules.primitives.gpu_emit import store, to_float, unrolled, vector
+        from convopt.schedules.primitives.gpu_emit import rolled, store, to_float, unrolled, vector
 
-        tile, v = self.tile, self.tile.vector
-        with unrolled(self.target, self.a.columns // v) as step:
-            with unrolled(self.target, tile.thread_n) as j:
-                start = base_b + self.row_b + j * (tile.across * self.b.stride) + step * v
-                store(self.part_b, j * v, vector(self.pool, start, v), v)
-            with unrolled(self.target, tile.thread_m) as i:
-                start = base_a + self.row_a + i * (tile.down * self.a.stride) + step * v
-                store(self.part_a, 0, vector(self.pool, start, v), v)
-                with unrolled(self.target, tile.thread_n) as j, unrolled(self.target, v) as k:
-                    a = to_float(self.part_a[k], self.dtype)
-                    b = to_float(self.part_b[j * v + k], self.dtype)
+        tile, v, staged = self.tile, self.tile.vector, self.staged
+        target, pool, stride_a, stride_b = staged.target, staged.pool, staged.a.stride, staged.b.stride
+        with rolled(target, staged.a.columns // v) as step:
+            with unrolled(target, tile.thread_n) as j:
+                start = base_b + self.row_b + j * (tile.across * stride_b) + step * v
+                store(self.part_b, j * v, vector(pool, start, v), v)
+            with unrolled(target, tile.thread_m) as i:
+                start = base_a + self.row_a + i * (tile.down * stride_a) + step * v
+                store(self.part_a, 0, vector(pool, start, v), v)
+                with unrolled(target, tile.thread_n) as j, unrolled(target, v) as k:
+                    a = to_float(self.part_a[k], staged.dtype)
+                    b = to_float(self.part_b[j * v + k], staged.dtype)
                     index = i * tile.thread_n + j
                     T.buffer_store(self.sums, self.sums[index] + a * b, [index])

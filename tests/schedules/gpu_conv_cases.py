@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from convopt.codegen.device import DeviceCode
 from convopt.targets import GpuTarget
 from tests.device_harness import (
     Array,
@@ -52,20 +54,38 @@ def compute(
     units: dict[str, Emulated] | None = None,
     times: int = 1,
 ) -> Outcome:
-    problem, chip = data.case.problem, as_opencl(target)
-    refusal = schedule.why_not(problem, target)
-    assert refusal is None, refusal
+    return compute_all([(schedule, data)], target, units, times)[0]
+
+
+def compute_all(
+    jobs: Sequence[tuple[Any, Data]],
+    target: GpuTarget,
+    units: dict[str, Emulated] | None = None,
+    times: int = 1,
+) -> list[Outcome]:
+    """Of schedules on data of one input type, all in one program."""
+    chip, functions = as_opencl(target), []
+    for index, (schedule, data) in enumerate(jobs):
+        refusal = schedule.why_not(data.case.problem, target)
+        assert refusal is None, refusal
+        functions += schedule.apply(data.case.problem, chip, f"kernel{index}")
+    code = opencl_code(functions, chip, units)
+    outcomes = []
+    for index, (schedule, data) in enumerate(jobs):
+        own = tuple(k for k in code.kernels if k.symbol.startswith(f"kernel{index}_"))
+        outcomes.append(_run(schedule, data, target, replace(code, kernels=own), times))
+    return outcomes
+
+
+def _run(schedule: Any, data: Data, target: GpuTarget, code: DeviceCode, times: int) -> Outcome:
+    problem = data.case.problem
     packed = [flat(a) for a in schedule.pack(problem, target, data.weight, data.bias)]
     others = [DeviceOperand(view).fill(a) for view, a in zip(problem.others, data.others, strict=True)]
     workspace = schedule.workspace_bytes(problem, target) // 4
     partials = [flat(np.full(workspace, np.nan, np.float32))] if workspace else []
     y = DeviceOperand(problem.y)
     x = DeviceOperand(problem.x).fill(data.x)
-    run(
-        opencl_code(schedule.apply(problem, chip, "kernel"), chip, units),
-        [x, *packed, *others, *partials, y],
-        times,
-    )
+    run(code, [x, *packed, *others, *partials, y], times)
     scale = max(1.0, float(np.abs(data.expected).max()))
     result = numbers(y.array, problem.y.dtype)
     error = float(np.abs(result - data.expected).max() / scale) if np.isfinite(result).all() else np.inf
@@ -73,5 +93,11 @@ def compute(
 
 
 def check(schedule: Any, data: Data, target: GpuTarget) -> None:
-    error = compute(schedule, data, target).error
-    assert error <= TOLERANCE[data.case.y_dtype], f"{error:.1e} off: {schedule} on {target.name}"
+    check_all([(schedule, data)], target)
+
+
+def check_all(jobs: Sequence[tuple[Any, Data]], target: GpuTarget) -> None:
+    """Of one input type."""
+    for (schedule, data), outcome in zip(jobs, compute_all(jobs, target), strict=True):
+        allowed = TOLERANCE[data.case.y_dtype]
+        assert outcome.error <= allowed, f"{outcome.error:.1e} off: {schedule} on {target.name}"

@@ -1,75 +1,114 @@
-"""What nvcc and LLVM make of the GPU kernels: no spills, the units' instructions, the predicted memory."""
+"""What nvcc, LLVM and clang make of the GPU kernels: no spills, the units' instructions, the said memory."""
 
 from __future__ import annotations
 
-import functools
-import re
-import subprocess
-import tempfile
-from dataclasses import replace
-from pathlib import Path
+import random
+from functools import cache
 
 import pytest
 
-from convopt.codegen.cuda import find_tool
-from convopt.codegen.device import device_code
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.targets import find_target
-from convopt.targets.matrix_units import MATRIX_UNITS
+from tests.compile_gate import Instance, faults
 from tests.schedules.conv_cases import SUM_RELU, Case
+from tests.schedules.gpu_conv_cases import typed
+from tests.schedules.gpu_family_cases import families
+from tests.schedules.pairwise import pairwise
 
 pytestmark = pytest.mark.compilers
 
-CASE = Case(
-    64, 128, (1, 17, 17), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=4, epilogue=SUM_RELU,
-    others=("full",),
-)  # fmt: skip
-CHIPS = (
+SAME = {"kernel": (1, 3, 3), "begin": (0, 1, 1), "end": (0, 1, 1)}
+# The contest's convolutions, and what they don't have: a stem, groups, strides, planar memory, an operand.
+CASES = {
+    "K=27": Case(128, 27, (1, 64, 64), batch=16, **SAME),  # type: ignore[arg-type]
+    "K=4": Case(320, 4, (1, 64, 64), batch=2, **SAME),  # type: ignore[arg-type]
+    "long": Case(1920, 640, (1, 32, 32), batch=2, **SAME),  # type: ignore[arg-type]
+    "residual": Case(64, 128, (1, 17, 17), batch=4, epilogue=SUM_RELU, others=("full",), **SAME),  # type: ignore[arg-type]
+    "stem": Case(3, 64, (1, 224, 224), (1, 7, 7), (1, 2, 2), begin=(0, 3, 3), end=(0, 3, 3)),
+    "grouped": Case(32, 48, (1, 27, 29), (1, 3, 3), (1, 2, 1), (1, 1, 2), (0, 1, 0), (0, 0, 2), groups=4),
+    "planar": Case(24, 64, (1, 30, 31), x_planar=True, y_gap=8, **SAME),  # type: ignore[arg-type]
+    "1x1": Case(256, 130, (1, 56, 56)),
+}
+CUDA, ROCM, HIP = ("cuda:sm_80", "cuda:sm_90"), ("rocm:gfx90a", "rocm:gfx942"), ("hip:gfx90a", "hip:gfx942")
+DTYPES = ("float32", "float16", "bfloat16")
+SAMPLE = 250  # of each chip, type and case
+
+Candidate = tuple[str, str, str, ImplicitGemm]
+
+
+def _settings(candidate: Candidate) -> dict[str, object]:
+    chip, dtype, case, s = candidate
+    return {
+        "chip": chip, "type": dtype, "case": case, "pipeline": (s.stages, s.async_copy),
+        "tile": (s.unit, s.block_m, s.block_n, s.part_m), "depth": s.block_k,
+        "split": (s.split_k > 1, s.atomic), "swizzle": s.swizzle,
+    }  # fmt: skip
+
+
+@cache
+def _cover(chips: tuple[str, ...]) -> list[Candidate]:
+    """Instances that `space` offers by default, in which every pair of settings occurs."""
+    found: list[Candidate] = []
+    for chip in chips:
+        for dtype in DTYPES:
+            for name, case in CASES.items():
+                space = list(ImplicitGemm.space(typed(case, dtype).problem, find_target(chip)))
+                some = random.Random(0).sample(space, min(SAMPLE, len(space)))
+                found += [(chip, dtype, name, schedule) for schedule in some]
+    return pairwise(found, _settings)
+
+
+def _faults_of(candidates: list[Candidate]) -> list[str]:
+    found = []
+    for chip in sorted({c[0] for c in candidates}):
+        instances = [
+            Instance(s, typed(CASES[case], dtype).problem) for c, dtype, case, s in candidates if c == chip
+        ]
+        found += faults(instances, find_target(chip))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chips", [CUDA, ROCM, ("rocm:gfx1100",), HIP], ids=["cuda", "rocm", "gfx1100", "hip"]
+)
+def test_every_pair_of_settings(chips: tuple[str, ...]) -> None:
+    cover = _cover(chips)
+    assert len(cover) >= 60 and {c[0] for c in cover} == set(chips)
+    assert _faults_of(cover) == []
+
+
+@pytest.mark.parametrize(("chip", "dtype"), [
     ("cuda:sm_80", "float16"), ("cuda:sm_90", "bfloat16"), ("cuda:sm_80", "float32"),
     ("rocm:gfx90a", "float16"), ("rocm:gfx942", "bfloat16"), ("rocm:gfx1100", "float16"),
-)  # fmt: skip
-
-
-@functools.cache
-def _machine_code(cubin: bytes) -> str:
-    tool = find_tool("cuobjdump")
-    assert tool is not None, "cuobjdump: pip install nvidia-cuda-cuobjdump"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin)
-        return subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
-
-
-def _check(schedule: ImplicitGemm, case: Case, chip: str) -> None:
-    target, problem = find_target(chip), case.problem
-    code = device_code(schedule.apply(problem, target, "kernel"), target)
-    name = f"{schedule} for {chip}"
-    assert [k.spills for k in code.kernels] == [0] * len(code.kernels), name
-    assert max(k.shared for k in code.kernels) == schedule.shared_bytes(problem, target), name
-    main = code.kernels[int(schedule.atomic)]
-    assert main.registers is not None and main.registers <= target.most_registers, name
-    assert main.block == (schedule.math(problem).threads, 1, 1)
-    wanted = _instructions(schedule, target.kind)
-    if wanted:
-        text = code.source if target.kind == "rocm" else _machine_code(code.binary)
-        assert [w for w in wanted if not re.search(w, text)] == [], name
-
-
-def _instructions(schedule: ImplicitGemm, kind: str) -> list[str]:
-    unit = MATRIX_UNITS.get(schedule.unit)
-    wanted = [re.escape(unit.instruction)] if unit else []
-    if kind == "cuda":
-        wanted += ["LDSM"] if unit else []
-        wanted += ["LDGSTS"] if schedule.async_copy else []
-    return wanted
-
-
-@pytest.mark.parametrize(("chip", "dtype"), CHIPS)
+])  # fmt: skip
 def test_the_widest_and_the_narrowest(chip: str, dtype: str) -> None:
     """Of every unit, the largest tile, and the smallest with all that can be switched on."""
-    case = replace(CASE, x_dtype=dtype, y_dtype=dtype)
-    space = list(ImplicitGemm.space(case.problem, find_target(chip)))
-    for unit in {s.unit for s in space}:
-        of_unit = [s for s in space if s.unit == unit]
-        _check(max(of_unit, key=lambda s: (s.block_m * s.block_n, s.stages, s.async_copy)), case, chip)
-        _check(min(of_unit, key=lambda s: (s.block_m * s.block_n, -s.stages, -s.split_k)), case, chip)
+    problem = typed(CASES["residual"], dtype).problem
+    space = list(ImplicitGemm.space(problem, find_target(chip)))
+    instances = []
+    for unit in sorted({s.unit for s in space}):
+        forms = [s for s in space if s.unit == unit]
+        instances += [
+            Instance(max(forms, key=lambda s: (s.block_m * s.block_n, s.stages, s.async_copy)), problem),
+            Instance(min(forms, key=lambda s: (s.block_m * s.block_n, -s.stages, -s.split_k)), problem),
+        ]
+    assert faults(instances, find_target(chip)) == []
+
+
+@pytest.mark.parametrize(("chip", "dtype"), [("cuda:sm_80", "float16"), ("rocm:gfx90a", "float32")])
+def test_other_families(chip: str, dtype: str) -> None:
+    """One instance of each, the widest."""
+    firsts: dict[type, Instance] = {}
+    for instance in families(dtype, find_target(chip)):
+        firsts.setdefault(type(instance.schedule), instance)
+    assert len(firsts) == 10
+    assert faults(list(firsts.values()), find_target(chip)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", [*CUDA, *ROCM, *HIP, "rocm:gfx1100"])
+def test_other_families_on_every_chip(chip: str) -> None:
+    instances = [i for dtype in DTYPES for i in families(dtype, find_target(chip))]
+    assert len(instances) > 100
+    assert faults(instances, find_target(chip)) == []
