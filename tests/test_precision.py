@@ -154,3 +154,30 @@ def test_bf16_native() -> None:
 def test_bf16_is_refused_in_words() -> None:
     with pytest.raises(InputError, match=r'precision "bf16": cpu:\S+ has neither AMX nor AVX512-BF16'):
         convopt.optimize(model(), precision="bf16")
+
+
+@pytest.mark.opencl
+def test_kept_weights_are_not_rounded_on_a_device() -> None:
+    """Small integers are stored in 16 bits as they are; weights 2^-12 above 1 are not."""
+    source = parse("""g (float[1,8,5,7] x, float[6,8,3,3] w) => (float[1,6,5,7] y) {
+    r = Relu (x)
+    [c] y = Conv <pads = [1,1,1,1]> (r, w)
+}""")
+    weight = np.full((6, 8, 3, 3), 1 + 2.0**-12, np.float32)
+    source.graph.initializers["w"].const_value = ir.Tensor(weight, name="w")
+    proto = ir.to_proto(source)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.integers(1, 5, (1, 8, 5, 7)).astype(np.float32)}
+    expected = evaluate(proto, feeds)
+
+    def compiled(keep_fp32: list[str]) -> convopt.CompiledModule:
+        return convopt.optimize(proto, target="opencl", precision="fp16", keep_fp32=keep_fp32, verify=False)
+
+    def errors(module: convopt.CompiledModule) -> list[float]:
+        found = module.run(feeds)
+        return [float(np.abs(found[n] - a).max() / np.abs(a).max()) for n, a in expected.items()]
+
+    rounded = compiled([])
+    products = [place.node for place in rounded.placement if place.op == "Conv"]
+    assert products == ["c"] and min(errors(rounded)) > 1e-4
+    assert max(errors(compiled(products))) < 1e-6

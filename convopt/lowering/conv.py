@@ -193,7 +193,8 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
             epilogue.expression, tuple(part.others), biases is not None, arithmetic_of(group, x_view),
         )  # fmt: skip
         offsets = (0, *part.other_offsets, part.y_offset)
-        calls += conv_calls(problem, ConvOperands(part.weights, biases, values, offsets), context)
+        packed = ConvOperands(part.weights, biases, values, offsets, keeps_fp32(group))
+        calls += conv_calls(problem, packed, context)
     return calls
 
 

@@ -13,13 +13,15 @@ from convopt.schedules.conv_problem import Array, ConvProblem
 class ConvOperands:
     """weights (g, k, c, kd, kh, kw); bias (g, k) or None.
 
-    values: x, those of the epilogue, y; each is passed at its element `offsets[i]`.
+    values: x, those of the epilogue, y; each is passed at its element `offsets[i]`. exact_weights: they must
+    not be rounded to x's type, if that has 16 bits.
     """
 
     weights: Array
     bias: Array | None
     values: tuple[Operand, ...]
     offsets: tuple[int, ...]
+    exact_weights: bool = False
 
 
 def packed_call(

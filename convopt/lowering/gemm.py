@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
+from convopt.ir.precision import keeps_fp32
 from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv import arithmetic_of, broadcast, epilogue_of
@@ -75,8 +75,7 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         if weight is None:
             calls += _dynamic(m, expression, bias, b, operands, context)
         else:
-            arithmetic = arithmetic_of(group, m.a)
-            calls += _static(m, expression, weight, scale, bias, operands, arithmetic, context)
+            calls += _static(group, m, expression, weight, scale, bias, operands, context)
     return calls
 
 
@@ -85,13 +84,13 @@ def _problem(m: _Matrices, expression: Expression, has_bias: bool) -> ConvProble
 
 
 def _static(
+    group: ir.Node,
     m: _Matrices,
     expression: Expression,
     weight: Array,
     scale: float,
     bias: Array | None,
     operands: tuple[Operand, ...],
-    arithmetic: Literal["float32", "bfloat16"],
     context: LoweringContext,
 ) -> list[KernelCall]:
     g, k, n = m.b.shape
@@ -102,8 +101,8 @@ def _static(
     )
     weights = np.asarray(matrix, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1)
     biases = None if bias is None else np.broadcast_to(bias, (g, n))
-    problem = replace(_problem(m, expression, bias is not None), arithmetic=arithmetic)
-    scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets)
+    problem = replace(_problem(m, expression, bias is not None), arithmetic=arithmetic_of(group, m.a))
+    scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets, keeps_fp32(group))
     if isinstance(context.target, GpuTarget):
         return gpu_conv_calls(problem, scaled, context, context.target)
     schedule = context.plan(problem).schedule

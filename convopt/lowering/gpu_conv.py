@@ -37,6 +37,8 @@ def gpu_conv_calls(
 
     Refused: all refuse.
     """
+    if operands.exact_weights and problem.x.dtype != "float32":
+        return _in_float32(problem, operands, context, target)
     algorithm = context.options.algorithm
     problem = _aligned(problem, operands, context)
     try:
@@ -48,6 +50,21 @@ def gpu_conv_calls(
         return [_conv_call(problem, operands, context, target, families)]
     except ValueError as error:
         raise Refused(str(error)) from error
+
+
+def _in_float32(
+    problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
+) -> list[KernelCall]:
+    """x converted first: tiled kernels pack weights in its type."""
+    x, *rest = operands.values
+    x_at, *offsets = operands.offsets
+    strides, step = [0] * 6, 1
+    for d in sorted(range(6), key=lambda d: (abs(problem.x.strides[d]), -d)):
+        strides[d], step = step, step * problem.x.shape[d]
+    wide, copy = replace(problem.x, strides=tuple(strides), dtype="float32"), Temporary(4 * problem.x.size)
+    call = simple_call(copy_problem(problem.x, wide), (x, copy), context, "to float32", (x_at, 0))
+    widened = replace(operands, values=(copy, *rest), offsets=(0, *offsets), exact_weights=False)
+    return [call, *gpu_conv_calls(replace(problem, x=wide), widened, context, target)]
 
 
 def _is_unfolding_cheaper(problem: ConvProblem, context: LoweringContext, target: GpuTarget) -> bool:
