@@ -61,6 +61,7 @@ def _strided(view: TensorView, axes: tuple[int, ...]) -> TensorView:
         ("opencl", "float32", "simt"),
         ("cuda:sm_80", "float16", "mma.m16n8k16"),
         ("rocm:gfx90a", "float16", "mfma.16x16x16"),
+        ("dcu:k100-ai", "float16", "mmac.16x16x16"),
     ],
 )
 def test_batched_gemm(chip: str, dtype: str, unit: str, transposed: bool) -> None:

@@ -163,6 +163,19 @@ def test_atomic_split_starts_from_zero_every_time() -> None:
     assert compute(schedule, data, target, times=3).error <= 1e-5
 
 
+@pytest.mark.parametrize("explicit", [False, True])
+def test_mmac_with_all_primitives_on_and_with_the_layout_of_mfma(explicit: bool) -> None:
+    """Implicit GEMM and the explicit one of a 1x1 conv: swizzle, split-K, pads, pipeline, epilogue."""
+    data, target = _data("gemm" if explicit else "tails", "float16"), find_target("dcu:k100-ai")
+    name = "mmac.16x16x16"
+    plain = ImplicitGemm(64, 32, 32, 32, 16, stages=2, split_k=2, swizzle=(3, 2), unit=name)
+    schedule = plain.padded(data.case.problem, target)
+    assert max(schedule.pad[:2]) > 0 and schedule.epilogue == "shared"
+    assert compute(schedule, data, target).error <= 2e-3
+    as_mfma = replace(EMULATED[name], c=EMULATED["mfma.16x16x16"].c)
+    assert compute(schedule, data, target, {name: as_mfma}).error > 0.01
+
+
 @pytest.mark.parametrize("name", EMULATED)
 def test_a_permuted_layout_fails(name: str) -> None:
     """With rows or columns of one operand exchanged in the unit, the kernel's result is wrong."""
