@@ -193,13 +193,19 @@ class Tile:
         origin = group * x_group + panel * block * x_c - pd * x_d - ph * x_h - pw * x_w
         base = self.panel_at(place)
         # A kernel row whose pixels touch is one run of floats: longer loops for stems with 1 or 3 channels.
-        if block == problem.channels and dw * x_w == block * x_c:
+        merged = block == problem.channels and dw * x_w == block * x_c
+        overlaps = merged and kw > problem.strides[2]
+        if merged:
             kw, block = 1, kw * block
         # Pixels that are read once come from memory while the tile before them is computed.
         streams = problem.taps == 1 and block == problem.x.strides[4]
         with T.serial(0, kd) as d, T.serial(0, kh) as h, T.serial(0, kw) as w, T.serial(0, block) as c:
             if streams:
                 prefetch(self.x, positions[0][0] + origin + (block + c) * len(positions))
+            elif overlaps:
+                # LLVM unrolls such short loops, sees that neighbouring pixels share inputs, and keeps more of
+                # them than there are registers. What a prefetch may touch is loaded again behind it.
+                prefetch(self.x, positions[0][0] + origin + (h + kh) * x_h + c)
             at_step = ((d * kh + h) * kw + w) * block + c
             self.ask_for_next_panel(base, turn, at_step, tile_k, 4)
             tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * x_c
