@@ -207,7 +207,7 @@ def _tile_cycles(
         step = max(multiply_adds / 2, loads, 4.0)
         if panel > target.l1 * 3 // 4:
             step = max(step, used * target.vector_bytes / L2_BYTES_PER_CYCLE)
-        # Measured on Zen 3, weights in L1: 8 cycles around a tile of 2x4, 13 around 5x2, 20 around 6x2 and 4x3.
+        # Measured on Zen 3, weights in L1: 8 cycles around a tile of 2x4, 13 around 5x2, 20 around 6x2.
         around = max(6.0, 2 * multiply_adds - 6) * panels
         compute += count * tiles * (problem.taps * problem.channels * step + around)
     return compute * problem.groups * (1.03 if flat else 1.0)

@@ -86,7 +86,8 @@ class FewFeaturesConv:
         loads = (self.pixels + problem.features) / 2
         step = max(accumulators / 2, loads, 4.0)
         if problem.taps * problem.channels * problem.features * 4 // self.panels > target.l1 * 3 // 4:
-            step = max(step, problem.features * target.vector_bytes / L2_BYTES_PER_CYCLE)
+            # Weights that pass through L1 leave no room in it for inputs.
+            step = max(step, (problem.features + self.pixels) * target.vector_bytes / L2_BYTES_PER_CYCLE)
         steps = problem.taps * problem.channels / target.lanes
         tiles = -(-problem.pixels // self.pixels)
         cycles = (

@@ -5,11 +5,16 @@ point, which over all tiles is a*a small matrix products (Lavin and Gray, "Fast 
 Neural Networks", 2015: Y = A^T [(G g G^T) * (B^T d B)] A). 9 m*m multiplications become a*a: 2.25 times fewer
 for m = 2, 4 times for m = 4, at the price of the transforms and of accuracy.
 
-    task (image, block of tile rows)
-      V[point, tile, c] = B^T d B of the inputs under each tile          scratch, in L2
-      for tile of output channels
-        for point:  M[point, tile, k] = V[point] @ U[point]               scratch, in L1 or L2
+    task (image, block of tiles, chunk of output channels)
+      V[point, tile, c] = B^T d B of the inputs under each tile          scratch
+      for block of the chunk's tiles of output channels
+        for point, for tile of output channels:  M[point, tile, k] = V[point] @ U[point]    scratch
         y = epilogue(A^T M A + bias)
+
+With one tile of channels a block, V has to stay in L2 and M in L1: small channel counts. With all of them, V
+and M go by once and only one point's slab of V is wanted at a time: large channel counts. U streams by in both,
+asked for one panel ahead. Tasks that share tiles transform their inputs anew, which costs little where there are
+many output channels.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from convopt.schedules.base import Estimate
+from convopt.schedules.conv_direct import CLOCK, L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE
 from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias
 
 if TYPE_CHECKING:
@@ -79,7 +85,9 @@ LEAST_FEATURES = 16
 class WinogradConv:
     """m: outputs per side of a tile. pixels x vectors: the products' register tile, tiles by channels.
 
-    tile_rows: rows of tiles that a task transforms at once.
+    tile_rows x tile_columns: the tiles that a task transforms at once. feature_chunk: tiles of output
+    channels (of `vectors` vectors) of a task; feature_block: those of them whose products wait in the scratch
+    together.
     """
 
     name: ClassVar[str] = "winograd"
@@ -87,18 +95,26 @@ class WinogradConv:
     pixels: int
     vectors: int
     tile_rows: int
+    tile_columns: int
+    feature_chunk: int
+    feature_block: int
 
     @classmethod
     def space(cls, problem: ConvProblem, target: Target) -> Iterator[WinogradConv]:
         from convopt.schedules.conv_direct import tile_pixels
 
         for m in TRANSFORMS:
-            rows = -(-problem.y.shape[3] // m)
-            for vectors in (2, 3, 4, 1):
+            rows, columns = -(-problem.y.shape[3] // m), -(-problem.y.shape[4] // m)
+            areas = {(r, columns) for r in (1, 2, 4, -(-rows // 2), rows) if r <= rows}
+            areas |= {(1, -(-columns // parts)) for parts in (2, 4) if columns >= 16 * parts}
+            for vectors in (2, 3, 4):
                 pixels = tile_pixels(target, vectors)
-                for tile_rows in sorted({1, 2, 4, -(-rows // 2), rows}):
-                    if pixels >= 1 and tile_rows <= rows:
-                        yield cls(m, pixels, vectors, tile_rows)
+                features = -(-problem.features // (vectors * target.lanes))
+                chunks = sorted({-(-features // parts) for parts in (1, 2, 4)}, reverse=True)
+                blocks = [(chunk, chunk) for chunk in chunks] + ([(features, 1)] if features > 1 else [])
+                for area in sorted(areas) if pixels >= 1 else ():
+                    for chunk, block in blocks:
+                        yield cls(m, pixels, vectors, *area, chunk, block)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
         if problem.kernel != (1, 3, 3) or problem.strides != (1, 1, 1) or problem.dilations != (1, 1, 1):
@@ -109,62 +125,92 @@ class WinogradConv:
             return f"{problem.features} output channels don't pay for transforming the inputs"
         if problem.y.strides[5] != 1:
             return "output channels are not contiguous"
-        if self.scratch_bytes(problem, target) > target.l3 // 4:
-            return f"{self.scratch_bytes(problem, target)} B scratch > {target.l3 // 4}"
+        if self.scratch_bytes(problem, target) > target.l3 // 2:
+            return f"{self.scratch_bytes(problem, target)} B scratch > {target.l3 // 2}"
+        if self.feature_chunk % self.feature_block:
+            return f"blocks of {self.feature_block} tiles of channels don't divide {self.feature_chunk}"
         return None
 
-    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
-        """(rows, columns) of tiles of an image."""
-        return -(-problem.y.shape[3] // self.m), -(-problem.y.shape[4] // self.m)
+    @property
+    def points(self) -> int:
+        return (self.m + 2) ** 2
+
+    @property
+    def batch(self) -> int:
+        """Tiles of a task."""
+        return self.tile_rows * self.tile_columns
+
+    def blocks(self, problem: ConvProblem) -> tuple[int, int]:
+        """(rows, columns) of blocks of tiles of an image."""
+        rows, columns = (-(-extent // self.m) for extent in problem.y.shape[3:5])
+        return -(-rows // self.tile_rows), -(-columns // self.tile_columns)
+
+    def features(self, problem: ConvProblem, target: Target) -> int:
+        """Tiles of output channels."""
+        return -(-problem.features // (self.vectors * target.lanes))
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:
-        """Products as in DirectConv, transforms by their loads and operations, U by where it comes from."""
-        lanes, points = target.lanes, (self.m + 2) ** 2
-        rows, columns = self.tiles(problem)
-        blocks = -(-rows // self.tile_rows)
-        batch = self.tile_rows * columns  # tiles per task
-        tasks = problem.groups * problem.y.shape[1] * problem.y.shape[2] * blocks
-        per_tile = batch / -(-batch // self.pixels)
-        fma = per_tile * self.vectors
-        loads = per_tile + self.vectors
-        step = max(fma / 2, (0 if target.fma_from_memory else loads / 2), 4.0) / (fma / 2)
-        features = -(-problem.features // lanes)
-        products = points * batch * problem.channels * features / 2 * step
+        """Products as in DirectConv, transforms by loads and operations, what L2 can't hold by its bytes."""
+        lanes = target.lanes
+        features = min(self.features(problem, target), self.feature_chunk)
+        tile_k = self.vectors * lanes
+        runs = -(-self.batch // self.pixels)
+        per_tile = self.batch / runs
+        products = per_tile * self.vectors
+        loads = 0.0 if target.fma_from_memory else (per_tile + self.vectors) / 2
+        step = max(products / 2, loads, 4.0)
+        around = max(6.0, 2 * products - 6)
+        compute = self.points * runs * features * (problem.channels * step + around)
         # Loads, stores and about 2 operations per load and point, two a cycle.
-        transform = points * (1.0 + 1.0 + 0.5)
-        inputs = batch * (problem.channels // lanes) * transform
-        outputs = batch * features * transform
-        # M is written and read once, 3 instructions per vector and point.
-        moves = points * batch * features * 1.5
-        scratch = self.scratch_bytes(problem, target)
-        spill = 1.0 if scratch <= target.l2 * 3 // 4 else 1.3
-        weight = points * problem.channels * features * lanes * 4
-        stream = 0.0 if weight + scratch <= target.l2 else weight / 8  # bytes a cycle from L3
-        cycles = max(products, stream) + stream / 4 + (inputs + outputs + moves) * spill
-        return Estimate(tasks * cycles / 2.4e9, 0.0)
+        transform = self.points * (1.0 + 1.0 + 0.5)
+        compute += self.batch * (problem.channels // lanes + features * self.vectors) * transform
+        v_bytes, m_bytes = self._scratch_parts(problem, target)
+        u_bytes = 4 * self.points * problem.channels * features * tile_k
+        reads = 1 if self.feature_block == self.feature_chunk else features
+        passing = 0.0
+        if v_bytes + min(m_bytes, 64 << 10) > target.l2 * 3 // 4:
+            passing += v_bytes * (1 + reads)
+        if m_bytes > target.l2 // 2:
+            passing += 2 * m_bytes
+        whole = 4 * self.points * problem.channels * problem.features
+        stream = passing / L3_BYTES_PER_CYCLE
+        stream += u_bytes / (L3_BYTES_PER_CYCLE if whole <= target.l3 // 2 else MEMORY_BYTES_PER_CYCLE)
+        seconds = self.tasks(problem, target) / CLOCK
+        return Estimate(compute * seconds, stream * seconds, 0.5 * min(compute, stream) * seconds)
 
     def tasks(self, problem: ConvProblem, target: Target) -> int:
-        rows, _ = self.tiles(problem)
-        return problem.groups * problem.y.shape[1] * problem.y.shape[2] * -(-rows // self.tile_rows)
+        rows, columns = self.blocks(problem)
+        chunks = -(-self.features(problem, target) // self.feature_chunk)
+        return problem.groups * problem.y.shape[1] * problem.y.shape[2] * rows * columns * chunks
+
+    def slabs(self, problem: ConvProblem, target: Target) -> tuple[int, int]:
+        """Elements from one point to the next in V and in M: a cache line more than there are.
+
+        A multiple of 4 KiB would put all points of a tile into the same set of the cache.
+        """
+        block = self.feature_block * self.vectors * target.lanes
+        return self.batch * problem.channels + 16, self.batch * block + 16
+
+    def _scratch_parts(self, problem: ConvProblem, target: Target) -> tuple[int, int]:
+        """Bytes of V and of M."""
+        v, m = self.slabs(problem, target)
+        return 4 * self.points * v, 4 * self.points * m
 
     def scratch_bytes(self, problem: ConvProblem, target: Target) -> int:
-        """V for all channels, M for one tile of output channels."""
-        _, columns = self.tiles(problem)
-        batch, points = self.tile_rows * columns, (self.m + 2) ** 2
-        return 4 * points * batch * (problem.channels + self.vectors * target.lanes)
+        return sum(self._scratch_parts(problem, target))
 
     def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
-        """U = G g G^T, computed in float64, as (g, k/tile, point, c, tile)."""
-        tile = self.vectors * target.lanes
+        """U = G g G^T, computed in float64, as (g, blocks of tiles, point, tile of the block, c, channel)."""
+        tile, size = self.vectors * target.lanes, self.feature_block
         g_matrix = np.array(TRANSFORMS[self.m].g)
         g, k, c = weight.shape[:3]
-        blocks = -(-k // tile)
-        padded = np.zeros((g, blocks * tile, c, 3, 3))
+        blocks = -(-k // (tile * size))
+        padded = np.zeros((g, blocks * size * tile, c, 3, 3))
         padded[:, :k] = weight[:, :, :, 0]
         # One product with the Kronecker square of G: 36 (or 16) points of the 9 taps.
         points = padded.reshape(-1, 9) @ np.kron(g_matrix, g_matrix).T
-        flat = points.astype(np.float32).reshape(g, blocks, tile, c, (self.m + 2) ** 2)
-        packed = [np.ascontiguousarray(flat.transpose(0, 1, 4, 3, 2))]
+        flat = points.astype(np.float32).reshape(g, blocks, size, tile, c, self.points)
+        packed = [np.ascontiguousarray(flat.transpose(0, 1, 5, 2, 4, 3))]
         return packed if bias is None else [*packed, pack_bias(bias, tile)]
 
     def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:

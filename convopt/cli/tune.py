@@ -153,7 +153,7 @@ def _show(document: Document) -> None:
 
 
 PLAN_FIELDS = {
-    "family": "direct, winograd, depthwise or few-features",
+    "family": "direct, winograd, depthwise, few-features or shifted",
     "config{}": "the schedule's fields",
     "expand_col": "images of an unfolded matrix that the schedule multiplies, 0 without im2col",
 }

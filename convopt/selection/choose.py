@@ -13,12 +13,14 @@ from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_few_features import FewFeaturesConv
 from convopt.schedules.conv_pairs import PairConv
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.conv_shifted import ShiftedConv
 from convopt.schedules.conv_winograd import WinogradConv
 from convopt.targets import Target
 
 EXACT_FAMILIES = (
     DepthwiseConv,
     FewFeaturesConv,
+    ShiftedConv,
     DirectConv,
     AmxConv,
     PairConv,

@@ -14,7 +14,8 @@ FREE_FIELDS = {
     "direct": ("pixels", "channel_block", "feature_chunk", "row_chunk"),
     "few-features": ("pixels", "tile_chunk"),
     "depthwise": ("rows", "columns", "channel_chunk"),
-    "winograd": ("pixels", "tile_rows"),
+    "shifted": ("pixels", "row_chunk"),
+    "winograd": ("pixels", "tile_rows", "tile_columns"),
 }
 MODEL_BEST = 16  # of the model's order; beyond, the neighbours of what was measured come first
 

@@ -10,7 +10,7 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.conv_tiles import balanced, load, pieces, store, sub_vector
-from convopt.schedules.primitives.emit import hold, kernel, lanes_at, register, splat, widened
+from convopt.schedules.primitives.emit import hold, kernel, lanes_at, prefetch, register, splat, widened
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:
@@ -61,32 +61,42 @@ class _Stages:
         self.bias = rest.pop(0) if problem.bias else None
         *self.others, self.y = rest
         self.scratch = scratch
-        self.rows, self.columns = schedule.tiles(problem)
-        self.batch = schedule.tile_rows * self.columns
-        self.points = self.size**2
+        self.batch, self.points = schedule.batch, schedule.points
         self.tile_k = schedule.vectors * target.lanes
-        self.features = -(-problem.features // self.tile_k)
-        self.products_at = self.points * self.batch * problem.channels  # M lies behind V
+        self.features = schedule.features(problem, target)
+        self.v_slab, self.m_slab = schedule.slabs(problem, target)
+        self.products_at = self.points * self.v_slab  # M lies behind V
 
     def __call__(self, task: Any) -> None:
-        _, images, depth, _, _, _ = self.problem.y.shape
-        blocks = -(-self.rows // self.schedule.tile_rows)
-        row0 = task % blocks * self.schedule.tile_rows
-        image, group = task // blocks % (images * depth), task // (blocks * images * depth)
+        schedule, (_, images, depth, _, _, _) = self.schedule, self.problem.y.shape
+        rows, columns = schedule.blocks(self.problem)
+        chunks = -(-self.features // schedule.feature_chunk)
+        # Neighbouring tasks share their weights: U is what does not fit L2.
+        area, rest = task % (rows * columns), task // (rows * columns)
+        image, rest = rest % (images * depth), rest // (images * depth)
+        feature0, group = rest % chunks * schedule.feature_chunk, rest // chunks
+        row0, column0 = area // columns * schedule.tile_rows, area % columns * schedule.tile_columns
         place = (group, image // depth, image % depth)
         with T.serial(0, self.batch) as t:
-            self._each_edge(row0, t, lambda y, x, edge: self._input(place, y, x, t, edge))
-        with T.serial(0, self.features) as feature:
-            self._products(group, feature)
-            with T.serial(0, self.batch) as t:
-                self._each_edge(row0, t, lambda y, x, edge: self._outputs(place, feature, y, x, t, edge))
+            self._each_edge(row0, column0, t, lambda y, x, edge: self._input(place, y, x, t, edge))
+        count = tirx.min(self.features - feature0, schedule.feature_chunk)
+        size = schedule.feature_block
+        with T.serial(0, (count + size - 1) // size) as block:
+            first = feature0 + block * size
+            width = tirx.min(self.features - first, size)
+            with T.serial(0, self.points) as point, T.serial(0, width) as i:
+                self._products(group, first, point, i)
+            with T.serial(0, self.batch) as t, T.serial(0, width) as i:
+                self._each_edge(
+                    row0, column0, t, lambda y, x, edge: self._outputs(place, first + i, i, y, x, t, edge)
+                )
 
-    def _each_edge(self, row0: Any, t: Any, action: Any) -> None:
+    def _each_edge(self, row0: Any, column0: Any, t: Any, action: Any) -> None:
         """action(tile row, tile column, whether parts of the tile may be outside), decided at run time."""
-        row, column = row0 + t // self.columns, t % self.columns
+        m, tile_rows, tile_columns = self.schedule.m, self.schedule.tile_rows, self.schedule.tile_columns
+        row, column = row0 + t // tile_columns, column0 + t % tile_columns
         height, width = self.problem.y.shape[3:5]
-        m = self.schedule.m
-        exact = height % m == 0 and width % m == 0 and self.rows % self.schedule.tile_rows == 0
+        exact = height % (m * tile_rows) == 0 and width % (m * tile_columns) == 0
         if exact:
             action(row, column, False)
             return
@@ -123,51 +133,72 @@ class _Stages:
             for i in range(size):
                 for j in range(size):
                     value = combine(b_t[j], half[i], lanes)
-                    at = ((i * size + j) * self.batch + t) * problem.channels + c * lanes
+                    at = (i * size + j) * self.v_slab + t * problem.channels + c * lanes
                     T.buffer_store(self.scratch, value, [lanes_at(at, lanes)])
 
-    def _products(self, group: Any, feature: Any) -> None:
+    def _products(self, group: Any, first: Any, point: Any, i: Any) -> None:
+        """M of one point and of the tile of channels `first` + i, where `first` begins a block."""
         problem, lanes, vectors = self.problem, self.lanes, self.schedule.vectors
-        zero = lanes_at(0, lanes)
-        with T.serial(0, self.points) as point:
-            panel = ((group * self.features + feature) * self.points + point) * problem.channels * self.tile_k
-            for start, count, size in balanced(self.batch, self.schedule.pixels):
-                with T.serial(0, count) as run:
-                    first = start + run * size
-                    sums = [[register(lanes) for _ in range(vectors)] for _ in range(size)]
-                    for row in sums:
-                        for slot in row:
-                            T.buffer_store(slot, splat(T.float32(0), lanes), [zero])
-                    with T.serial(0, problem.channels) as c:
-                        for i in range(size):
-                            at = (point * self.batch + first + i) * problem.channels + c
-                            value = splat(self.scratch[at], lanes)
-                            for v in range(vectors):
-                                weight = self.weight[lanes_at(panel + c * self.tile_k + v * lanes, lanes)]
-                                T.buffer_store(sums[i][v], sums[i][v][zero] + value * weight, [zero])
-                    for i in range(size):
+        zero, size = lanes_at(0, lanes), self.schedule.feature_block
+        panel_size = problem.channels * self.tile_k
+        blocks = -(-self.features // size)
+        panel = (((group * blocks + first // size) * self.points + point) * size + i) * panel_size
+        runs = balanced(self.batch, self.schedule.pixels)
+        tiles = sum(count for _, count, _ in runs)
+        # Each tile asks for its share of the panel that follows in memory, which is the next one used.
+        share, stride = -(-panel_size // tiles), -(-self.tile_k // tiles)
+        before = 0
+        for start, count, pixels in runs:
+            with T.serial(0, count) as run:
+                t = start + run * pixels
+                sums = [[register(lanes) for _ in range(vectors)] for _ in range(pixels)]
+                for row in sums:
+                    for slot in row:
+                        T.buffer_store(slot, splat(T.float32(0), lanes), [zero])
+                with T.serial(0, problem.channels) as c:
+                    prefetch(self.weight, panel + panel_size + (before + run) * share + c * stride)
+                    for p in range(pixels):
+                        value = splat(
+                            self.scratch[point * self.v_slab + (t + p) * problem.channels + c], lanes
+                        )
                         for v in range(vectors):
-                            at = self._product_at(point, first + i, v)
-                            T.buffer_store(self.scratch, sums[i][v][zero], [lanes_at(at, lanes)])
+                            weight = self.weight[lanes_at(panel + c * self.tile_k + v * lanes, lanes)]
+                            T.buffer_store(sums[p][v], sums[p][v][zero] + value * weight, [zero])
+                for p in range(pixels):
+                    for v in range(vectors):
+                        at = self._product_at(point, i, t + p, v)
+                        T.buffer_store(self.scratch, sums[p][v][zero], [lanes_at(at, lanes)])
+            before += count
 
-    def _product_at(self, point: Any, t: Any, vector: int) -> Any:
-        return self.products_at + (point * self.batch + t) * self.tile_k + vector * self.lanes
+    def _product_at(self, point: Any, i: Any, t: Any, vector: int) -> Any:
+        """Where M of the block's tile of channels i lies."""
+        block = self.schedule.feature_block * self.tile_k
+        return self.products_at + point * self.m_slab + t * block + i * self.tile_k + vector * self.lanes
 
     def _outputs(
-        self, place: tuple[Any, Any, Any], feature: Any, row: Any, column: Any, t: Any, edge: bool
+        self, place: tuple[Any, Any, Any], feature: Any, i: Any, row: Any, column: Any, t: Any, edge: bool
     ) -> None:
+        """The tile of channels `feature`, whose products are the i-th of the block."""
         tail = self.problem.features % self.tile_k
         if not tail or self.features == 1:
-            self._output(place, feature, row, column, t, edge, tail or self.tile_k)
+            self._output(place, feature, i, row, column, t, edge, tail or self.tile_k)
             return
         with T.If(feature == self.features - 1):
             with T.Then():
-                self._output(place, feature, row, column, t, edge, tail)
+                self._output(place, feature, i, row, column, t, edge, tail)
             with T.Else():
-                self._output(place, feature, row, column, t, edge, self.tile_k)
+                self._output(place, feature, i, row, column, t, edge, self.tile_k)
 
     def _output(
-        self, place: tuple[Any, Any, Any], feature: Any, row: Any, column: Any, t: Any, edge: bool, width: int
+        self,
+        place: tuple[Any, Any, Any],
+        feature: Any,
+        in_block: Any,
+        row: Any,
+        column: Any,
+        t: Any,
+        edge: bool,
+        width: int,
     ) -> None:
         lanes, m, size, a_t = self.lanes, self.schedule.m, self.size, self.transform.a_t
         height, width_ = self.problem.y.shape[3:5]
@@ -175,7 +206,8 @@ class _Stages:
             half: list[list[Any]] = [[None] * size for _ in range(m)]
             for j in range(size):
                 values = [
-                    self.scratch[lanes_at(self._product_at(i * size + j, t, v), lanes)] for i in range(size)
+                    self.scratch[lanes_at(self._product_at(i * size + j, in_block, t, v), lanes)]
+                    for i in range(size)
                 ]
                 for i in range(m):
                     half[i][j] = hold(combine(a_t[i], values, lanes), lanes)

@@ -73,7 +73,7 @@ def test_transforms_convolve(m: int) -> None:
 
 
 def test_refusals() -> None:
-    schedule, plain = WinogradConv(4, 4, 2, 1), CASES["whole tiles"].problem
+    schedule, plain = WinogradConv(4, 4, 2, 1, 2, 1, 1), CASES["whole tiles"].problem
     assert schedule.why_not(plain, HOST) is None
     only = "only 3x3 with stride 1 and dilation 1"
     assert schedule.why_not(replace(plain, strides=(1, 2, 2)), HOST) == only

@@ -14,6 +14,7 @@ from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_depthwise import DepthwiseConv
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_few_features import FewFeaturesConv
+from convopt.schedules.conv_shifted import ShiftedConv
 from convopt.schedules.conv_winograd import WinogradConv
 from convopt.schedules.pointwise_problem import PointwiseProblem, copy_problem
 from convopt.schedules.pool import default as default_pool
@@ -41,6 +42,7 @@ CONVS: dict[str, tuple[Any, Case]] = {
     "winograd": (WinogradConv, Case(16, 21, (1, 9, 10), epilogue=RELU, **PADDED)),
     "depthwise": (DepthwiseConv, Case(1, 1, (1, 8, 9), groups=21, **PADDED)),
     "few features": (FewFeaturesConv, Case(32, 3, (1, 6, 7), **PADDED)),
+    "shifted": (ShiftedConv, Case(16, 5, (1, 6, 7), **PADDED)),
 }
 
 
