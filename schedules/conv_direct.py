@@ -128,7 +128,7 @@ class DirectConv:
         Two multiply-adds and two loads a cycle; the multiply-add's latency of 4 needs 8 accumulators.
         """
         compute = _tile_cycles(self.pixels, self.vectors, self.channel_block, self.flat, problem, target)
-        traffic = self.traffic(problem, target) / _bytes_per_cycle(problem, target)
+        traffic = self.traffic(problem, target) / bytes_per_cycle(problem, target)
         return Estimate(compute / CLOCK, traffic / CLOCK, 0.5 * min(compute, traffic) / CLOCK)
 
     def shared(self) -> tuple[int, int, int, bool]:
@@ -260,7 +260,7 @@ def _channel_blocks(problem: ConvProblem, target: Target, vectors: int) -> list[
 
 
 @lru_cache(maxsize=4096)
-def _bytes_per_cycle(problem: ConvProblem, target: Target) -> float:
+def bytes_per_cycle(problem: ConvProblem, target: Target) -> float:
     """From beyond L2: from L3 where inputs and outputs leave it room, else from memory."""
     touched = 4 * (problem.x.size + problem.y.size)
     return L3_BYTES_PER_CYCLE if touched <= target.l3 // 4 else MEMORY_BYTES_PER_CYCLE

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from convopt.schedules.base import Estimate
-from convopt.schedules.conv_direct import CLOCK, L2_BYTES_PER_CYCLE, position_axes
+from convopt.schedules.conv_direct import CLOCK, bytes_per_cycle, position_axes
 from convopt.schedules.conv_problem import Array, ConvProblem
 
 if TYPE_CHECKING:
     from convopt.targets import Target
 
 MOST_FEATURES = 8
+MIXED_BYTES_PER_CYCLE = 18.0  # from L2, weights and inputs in turn, measured on Zen 3
 
 
 def contiguous_run(problem: ConvProblem) -> tuple[int, int]:
@@ -86,8 +87,8 @@ class FewFeaturesConv:
         loads = (self.pixels + problem.features) / 2
         step = max(accumulators / 2, loads, 4.0)
         if problem.taps * problem.channels * problem.features * 4 // self.panels > target.l1 * 3 // 4:
-            # Weights that pass through L1 leave no room in it for inputs.
-            step = max(step, (problem.features + self.pixels) * target.vector_bytes / L2_BYTES_PER_CYCLE)
+            # Weights that pass through L1 leave no room in it for inputs: measured with 320 channels to 4.
+            step = max(step, (problem.features + self.pixels) * target.vector_bytes / MIXED_BYTES_PER_CYCLE)
         steps = problem.taps * problem.channels / target.lanes
         tiles = -(-problem.pixels // self.pixels)
         cycles = (
@@ -100,7 +101,9 @@ class FewFeaturesConv:
                 + 20.0 * self.panels
             )
         )
-        return Estimate(cycles / CLOCK, 0.0)
+        # Each panel passes over all inputs.
+        stream = 4 * (self.panels * problem.x.size + problem.y.size) / bytes_per_cycle(problem, target)
+        return Estimate(cycles / CLOCK, stream / CLOCK, 0.5 * min(cycles, stream) / CLOCK)
 
     def tasks(self, problem: ConvProblem, target: Target) -> int:
         tiles = -(-problem.pixels // self.pixels)

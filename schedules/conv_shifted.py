@@ -26,7 +26,7 @@ from convopt.schedules.conv_direct import (
     CLOCK,
     L2_BYTES_PER_CYCLE,
     L3_BYTES_PER_CYCLE,
-    MEMORY_BYTES_PER_CYCLE,
+    bytes_per_cycle,
     tile_pixels,
 )
 from convopt.schedules.conv_problem import Array, ConvProblem
@@ -89,12 +89,10 @@ class ShiftedConv:
         sums = self.row_chunk * problem.y.shape[4] * -(-problem.features // target.lanes)
         compute += sums * (1.5 * problem.taps + 6)
         inputs = 4 * rows * width * problem.channels
-        touched = 4 * (problem.x.size + problem.y.size)
-        speed = L3_BYTES_PER_CYCLE if touched <= target.l3 // 4 else MEMORY_BYTES_PER_CYCLE
         spilt = (
             self.scratch_bytes(problem, target) if self.scratch_bytes(problem, target) > target.l2 // 2 else 0
         )
-        stream = inputs / speed + 2 * spilt / L3_BYTES_PER_CYCLE
+        stream = inputs / bytes_per_cycle(problem, target) + 2 * spilt / L3_BYTES_PER_CYCLE
         seconds = self.tasks(problem, target) / CLOCK
         return Estimate(compute * seconds, stream * seconds, 0.5 * min(compute, stream) * seconds)
 

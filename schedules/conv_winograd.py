@@ -11,10 +11,10 @@ for m = 2, 4 times for m = 4, at the price of the transforms and of accuracy.
         for point, for tile of output channels:  M[point, tile, k] = V[point] @ U[point]    scratch
         y = epilogue(A^T M A + bias)
 
-With one tile of channels a block, V has to stay in L2 and M in L1: small channel counts. With all of them, V
-and M go by once and only one point's slab of V is wanted at a time: large channel counts. U streams by in both,
-asked for one panel ahead. Tasks that share tiles transform their inputs anew, which costs little where there are
-many output channels.
+With one tile of channels a block, V has to stay in L2 and M in L1: small channel counts. With all of them,
+V and M go by once and only one point's slab of V is wanted at a time: large channel counts. U streams by in
+both, asked for one panel ahead. Tasks that share tiles transform their inputs anew, which costs little where
+there are many output channels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from convopt.schedules.base import Estimate
-from convopt.schedules.conv_direct import CLOCK, L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE
+from convopt.schedules.conv_direct import (
+    CLOCK,
+    L2_BYTES_PER_CYCLE,
+    L3_BYTES_PER_CYCLE,
+    MEMORY_BYTES_PER_CYCLE,
+)
 from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias
 
 if TYPE_CHECKING:
@@ -159,6 +164,8 @@ class WinogradConv:
         products = per_tile * self.vectors
         loads = 0.0 if target.fma_from_memory else (per_tile + self.vectors) / 2
         step = max(products / 2, loads, 4.0)
+        if problem.channels * tile_k * 4 > target.l1 * 3 // 4:
+            step = max(step, tile_k * 4 / L2_BYTES_PER_CYCLE)
         around = max(6.0, 2 * products - 6)
         compute = self.points * runs * features * (problem.channels * step + around)
         # Loads, stores and about 2 operations per load and point, two a cycle.
@@ -172,8 +179,11 @@ class WinogradConv:
             passing += v_bytes * (1 + reads)
         if m_bytes > target.l2 // 2:
             passing += 2 * m_bytes
+        # What is far more than L2 holds is soon driven out of a shared L3 too: at 112x112x128 blocks of 7 MB
+        # took 1.4 times as long as blocks of 1 MB (measured).
+        kept = v_bytes + m_bytes <= target.l3 // 16
+        stream = passing / (L3_BYTES_PER_CYCLE if kept else MEMORY_BYTES_PER_CYCLE)
         whole = 4 * self.points * problem.channels * problem.features
-        stream = passing / L3_BYTES_PER_CYCLE
         stream += u_bytes / (L3_BYTES_PER_CYCLE if whole <= target.l3 // 2 else MEMORY_BYTES_PER_CYCLE)
         seconds = self.tasks(problem, target) / CLOCK
         return Estimate(compute * seconds, stream * seconds, 0.5 * min(compute, stream) * seconds)
