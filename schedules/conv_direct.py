@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -253,9 +254,9 @@ def _channel_blocks(problem: ConvProblem, target: Target, vectors: int) -> list[
     blocks = {problem.channels}
     for room in (target.l1 // 2, target.l2 // 4):
         most = room // (problem.taps * vectors * target.vector_bytes) if problem.taps else problem.channels
-        fitting = [b for b in range(8, min(most, problem.channels) + 1) if problem.channels % b == 0]
-        if fitting and problem.y.dtype == "float32":
-            blocks.add(fitting[-1])
+        if problem.y.dtype == "float32":
+            downwards = range(min(most, problem.channels), 7, -1)
+            blocks.update(b for b in islice((b for b in downwards if problem.channels % b == 0), 1))
     return sorted(blocks)
 
 
