@@ -226,7 +226,7 @@ def _least_seconds(
     inputs = rows * width * _step(problem) * problem.channels * 4
     weights = problem.taps * problem.channels * features
     moved = inputs + weights + rows * width * features * (2 * panels - 1)
-    traffic = problem.groups * moved / _bytes_per_cycle(problem, target)
+    traffic = problem.groups * moved / bytes_per_cycle(problem, target)
     return (max(compute, traffic) + 0.5 * min(compute, traffic)) / CLOCK
 
 
