@@ -54,6 +54,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
                     found.append(one)
     finally:
         runner.close()
+    ruled = [one.rule for one in found if one.rule is not None]
     return {
         "command": "choices",
         "target": options.target.name,
@@ -62,6 +63,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "first_geomean": geometric_mean([one.first for one in found]) if found else None,
         "first_least": min((one.first for one in found), default=None),
         "top8_geomean": geometric_mean([one.top8 for one in found]) if found else None,
+        "rule_geomean": geometric_mean(ruled) if ruled else None,
         "convs": [asdict(one) for one in found],
     }
 
@@ -70,7 +72,8 @@ def _show(document: Document) -> None:
     from convopt.report.tables import Column, number, print_line, print_table
 
     columns = [Column("conv"), Column("plans", True), Column("best ms", True), Column("first", True)]
-    columns += [Column("best of 8", True), Column("rule", True), Column("tau", True)]
+    columns += [Column("best of 8", True), Column("rule", True), Column("space", True)]
+    columns += [Column("tau", True)]
     rows = [
         (
             one["conv"],
@@ -79,6 +82,7 @@ def _show(document: Document) -> None:
             number(one["first"], 3),
             number(one["top8"], 3),
             number(one["rule"], 3),
+            number(one["space"], 3),
             number(one["tau"]),
         )
         for one in document["convs"]
@@ -88,7 +92,8 @@ def _show(document: Document) -> None:
     if rows:
         print_line(
             f"first choice: geometric mean {document['first_geomean']:.3f}, least"
-            f" {document['first_least']:.3f}; best of its first 8: {document['top8_geomean']:.3f}"
+            f" {document['first_least']:.3f}; best of its first 8: {document['top8_geomean']:.3f};"
+            f" the rule's: {number(document['rule_geomean'], 3)}"
         )
     if document["unmeasured"]:
         print_line(f"{document['unmeasured']} convolutions were not reached: run it again, it goes on")
@@ -109,6 +114,7 @@ measured before is used; a second run goes on.""",
         "first_geomean": "of convs[].first",
         "first_least": "of convs[].first",
         "top8_geomean": "of convs[].top8",
+        "rule_geomean": "of convs[].rule, where there is one",
         "convs[].conv": "the convolution, as summaries name it",
         "convs[].measured": "plans with a time",
         "convs[].complete": "whether that is the whole small space, failures left out",
@@ -116,6 +122,7 @@ measured before is used; a second run goes on.""",
         "convs[].first": "best time / time of the model's first choice",
         "convs[].top8": "best time / best time of the model's first eight",
         "convs[].rule": "best time / time of the rule's choice, null without one",
+        "convs[].space": "best time of all that is in the store, by `convopt tune` too / best_seconds",
         "convs[].tau": "Kendall's tau between the predicted and the measured order",
     },
     add_arguments=_add_arguments,

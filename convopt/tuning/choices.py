@@ -32,6 +32,7 @@ BEST_OF_FAMILY = 4
 MEASURED_FIRST = 8  # of the model's order: what `tune` would measure first
 BATCH = 8
 FINALISTS = 6  # that are measured again, beside the choices
+TUNED = 2  # of the fastest of all that is in the store
 FINAL_SECONDS = 0.2  # for each of them
 CANDIDATE_TIMEOUT = 20.0
 Report = Callable[[int, int], None]
@@ -39,8 +40,9 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Quality:
-    """first, top8, rule: the best measured time / that of the model's first choice, of the best of its first
-    eight, of the rule's choice (None where it has none); 1 is perfect. tau: Kendall's, between predicted and
+    """first, top8, rule: the best time of the small space / that of the model's first choice, of the best of
+    its first eight, of the rule's choice (None where it has none); 1 is perfect. space: the best time of all
+    that was ever measured, by tuning too / the best of the small space. tau: Kendall's, between predicted and
     measured times. measured: plans with a time; complete: whether that is all of the small space.
     """
 
@@ -51,6 +53,7 @@ class Quality:
     first: float
     top8: float
     rule: float | None
+    space: float
     tau: float
 
 
@@ -109,7 +112,7 @@ def measure_space(
                     tolerance = TOLERANCES[problem.y.dtype]
                     probe = runner.probe(files[plan], files[reference], tolerance, CANDIDATE_TIMEOUT)
                     store.add_trial(key, Trial(plan, probe.seconds, probe.failure))
-    if todo:
+    if time.monotonic() < deadline:
         _measure_again(problem, options, store, cache, runner, deadline)
 
 
@@ -123,12 +126,12 @@ def _measure_again(
 ) -> None:
     """The fastest, the first choices and the rule's, in turn; the store keeps each one's least time."""
     key = task_key(problem, options.cpu, options.threads)
-    known = {trial.plan for trial in store.trials(key) if trial.seconds is not None}
+    known = [trial.plan for trial in store.trials(key) if trial.seconds is not None]
     order = [plan for plan in small_space(problem, options) if plan in known]
     first = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
-    fastest = [trial.plan for trial in store.trials(key) if trial.plan in order]
+    fastest = [plan for plan in known if plan in order]
     best_of_first = min(order[:MEASURED_FIRST], key=fastest.index, default=first)
-    chosen = [first, best_of_first, rule_plan(problem, options)]
+    chosen = [*known[:TUNED], first, best_of_first, rule_plan(problem, options)]
     finalists = list(dict.fromkeys([*fastest[:FINALISTS], *(plan for plan in chosen if plan in known)]))
     with _compiled(problem, finalists, options, cache, deadline) as (files, _):
         runner.reset()
@@ -175,6 +178,7 @@ def quality(problem: ConvProblem, options: LoweringOptions, store: Store) -> Qua
         best / times[first],
         best / min(seconds for _, seconds in known[:MEASURED_FIRST]),
         best / times[rule] if rule in times else None,
+        min(seconds for seconds in trials.values() if seconds is not None) / best,
         kendall_tau([seconds for _, seconds in known]),
     )
 

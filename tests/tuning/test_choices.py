@@ -57,7 +57,11 @@ def test_quality_is_what_the_times_say(tmp_path: Path) -> None:
         for place, plan in enumerate(space):
             store.add_trial(key, Trial(plan, 0.5 if place == 20 else 1.0 + place))
         found = quality(PROBLEM, OPTIONS, store)
-    assert found is not None and found.complete
+        assert found is not None and found.space == 1.0
+        wider = next(plan for plan, _ in ranked(PROBLEM, HASWELL, 2) if plan not in space)
+        store.add_trial(key, Trial(wider, 0.25))
+        found = quality(PROBLEM, OPTIONS, store)
+    assert found is not None and found.complete and found.space == 0.5
     assert (found.best_seconds, found.first, found.top8) == (0.5, 0.5, 0.5)
     pairs = len(space) * (len(space) - 1) // 2
     assert found.tau == pytest.approx(1 - 2 * 20 / pairs)
