@@ -25,6 +25,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from convopt.errors import ModelError
 from convopt.ir.evaluate import NOT_PURE, NotComputable, evaluate
 from convopt.ir.shapes import infer_outputs
 from convopt.ir.values import (
@@ -54,6 +55,8 @@ class FoldConstants:
         for node in graph:  # also over what is put behind the node at hand
             if is_op(node, "If") and (condition := constant(node.inputs[0])) is not None:
                 branch = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+                if branch not in node.attributes:
+                    raise ModelError(f"{label(node)} has no {branch}; expected one")
                 notes.append(Note(node.name or "", f"{branch} taken"))
                 _take_branch(node, node.attributes[branch].as_graph())
                 folded += 1

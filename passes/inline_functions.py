@@ -33,7 +33,7 @@ class InlineFunctions:
             _align_opsets(model, context)
             try:
                 common.InlinePass()(model)
-            except ValueError as error:
+            except (ValueError, ir.passes.PreconditionError) as error:
                 raise ModelError(f"functions can't be inlined: {error}") from error
         model.functions.clear()
         before = sum(is_op(n, "Constant") for n in model.graph.all_nodes())

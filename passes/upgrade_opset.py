@@ -206,6 +206,10 @@ def _softmax(node: ir.Node, version: int) -> str:
     assert source is not None
     axis, dims = attribute(node, "axis", 1), dims_of(source)
     if dims is not None:
+        if not -len(dims) <= axis < max(len(dims), 1):
+            raise ModelError(
+                f"{label(node)} has axis {axis}; expected one of the {len(dims)} dims of its input"
+            )
         axis += len(dims) if axis < 0 else 0
         if axis >= len(dims) - 1 or all(d == 1 for d in dims[axis + 1 :]):
             node.attributes["axis"] = ir.AttrInt64("axis", axis if axis < len(dims) else -1)

@@ -187,8 +187,9 @@ def _type_boundary(model: ir.Model, name: str) -> None:
         for value in values:
             if value.dtype is None:
                 raise ModelError(f"{name}: {what} {value.name!r} has no dtype; expected a tensor with one")
-            if isinstance(value.type, ir.SequenceType):
-                raise ModelError(f"{name}: {what} {value.name!r} is a sequence; expected a tensor")
+            if not isinstance(value.type, ir.TensorType):
+                kind = "a sequence" if isinstance(value.type, ir.SequenceType) else "optional or sparse"
+                raise ModelError(f"{name}: {what} {value.name!r} is {kind}; expected a tensor")
 
 
 def _unname_dims(value: ir.Value) -> None:

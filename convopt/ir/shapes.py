@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from convopt.errors import ModelError
+from convopt.ir.shape_checks import check_shapes
 from convopt.ir.values import attribute, dims_of, input_at, label
 from convopt.ir.windows import window_axes
 
@@ -37,7 +38,10 @@ def infer_outputs(node: ir.Node, opsets: Mapping[str, int]) -> bool:
         return False
     if node.op_type in (*_CONVS, *_POOLS) and infer_windows(node):
         return True
-    return _infer_by_onnx(node, opsets)
+    known = _infer_by_onnx(node, opsets)
+    if known:
+        check_shapes(node)
+    return known
 
 
 def infer_windows(node: ir.Node) -> bool:
@@ -73,6 +77,14 @@ def infer_windows(node: ir.Node) -> bool:
 
 def _output_channels(node: ir.Node, dims: Sequence[int | None]) -> int | None:
     """Checks channels, groups and bias against each other."""
+    for what, index in (("weight", 1), ("bias", 2)):
+        value, source = input_at(node, index), input_at(node, 0)
+        if value is None or source is None or None in (value.dtype, source.dtype):
+            continue
+        if value.dtype != source.dtype:
+            raise ModelError(
+                f"{label(node)} has a {what} of {value.dtype}; expected {source.dtype}, as its input has"
+            )
     weight, group = dims_of(input_at(node, 1)), int(attribute(node, "group", 1))
     if weight is None:
         return None
