@@ -1,4 +1,4 @@
-"""Joins a depthwise convolution with the 1x1 ones before and behind it, where that is faster by estimate.
+"""Joins a depthwise convolution with those before and behind it, where that is faster by estimate.
 
 Before::
 
@@ -114,7 +114,8 @@ def _behind(group: ir.Node) -> ir.Node | None:
 
 def _feeds(producer: ir.Node, reader: ir.Node) -> bool:
     """Whether both are convolutions and what the one makes is nothing but the other's input."""
-    if producer.op_type != "Conv" or reader.op_type != "Conv" or len(producer.outputs) != 1:
+    pair = producer, reader
+    if any(g.op_type != "Conv" or _conv(g).op_type != "Conv" for g in pair) or len(producer.outputs) != 1:
         return False
     value, first = producer.outputs[0], body_of(reader).inputs[0]
     uses = list(value.uses())

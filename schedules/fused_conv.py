@@ -1,4 +1,4 @@
-"""A depthwise convolution with the 1x1 convolutions around it, row by row: what lies between stays in L2.
+"""A depthwise convolution with those around it, row by row: what lies between stays in L2.
 
     task (image, chunk of output rows, block of output columns)
       for output row:
@@ -6,8 +6,9 @@
         d = depthwise(ring)                                        scratch, or y
         y = project(d)                                             1x1 over all channels of the row
 
-Either 1x1 convolution may be missing. The rows that two output rows share are computed once a chunk, those
-that two chunks or blocks share twice. Rows beyond the image are zeros, not what `expand` makes of zeros.
+`expand` is any convolution without groups, mostly a 1x1 or a stem, `project` a 1x1; either may be missing.
+The rows that two output rows share are computed once a chunk, those that two chunks or blocks share twice.
+Rows beyond the image are zeros, not what `expand` makes of zeros.
 """
 
 from __future__ import annotations
@@ -76,11 +77,10 @@ class FusedConvProblem:
                 return "not all of it is float32"
             if stage.kernel[0] != 1 or stage.y.shape[2] != 1 or stage.x.shape[2] != 1:
                 return "three spatial dims"
-        for beside in (self.expand, self.project):
-            if beside is not None and (beside.groups, beside.taps, beside.strides) != (1, 1, (1, 1, 1)):
-                return "the convolution beside it is not 1x1 with stride 1"
-            if beside is not None and any(beside.pads):
-                return "the 1x1 convolution has pads"
+        if any(beside is not None and beside.groups > 1 for beside in (self.expand, self.project)):
+            return "the convolution beside it has groups"
+        if (p := self.project) is not None and (p.taps, p.strides, p.pads) != (1, (1, 1, 1), (0, 0, 0)):
+            return "the convolution behind it is not 1x1 with stride 1"
         d = self.depthwise
         if d.channels != 1 or d.features != 1 or d.groups == 1:
             return "the middle one is not depthwise"
@@ -99,7 +99,7 @@ class FusedConvProblem:
 class FusedConv:
     """width x row_chunk: the output pixels of a task. columns: the depthwise tile.
 
-    expand_vectors, project_vectors: of the 1x1 convolutions' register tiles; 0 where there is none.
+    expand_vectors, project_vectors: of the dense convolutions' register tiles; 0 where there is none.
     """
 
     name: ClassVar[str] = "fused"
@@ -149,7 +149,7 @@ class FusedConv:
             compute += _seconds(problem.project, self.project_vectors, target) * blocks * self.width / width
         views = (problem.x, *(o for s in problem.stages for o in s.others if o.strides[4]), problem.y)
         memory = memory_seconds(sum(4 * view.size for view in views), target)
-        return Estimate(compute, memory, 0.5 * min(compute, memory))
+        return Estimate(compute, memory, 0.1 * min(compute, memory))
 
     def tasks(self, problem: FusedConvProblem, target: Target) -> int:
         _, images, _, height, width, _ = problem.y.shape
@@ -177,7 +177,7 @@ class FusedConv:
         return packed
 
     def tile(self, problem: FusedConvProblem, stage: ConvProblem, target: Target) -> DirectConv:
-        """The register tile of a 1x1 stage."""
+        """The register tile of a dense stage."""
         return _tile(stage, self.expand_vectors if stage is problem.expand else self.project_vectors, target)
 
     def apply(self, problem: FusedConvProblem, target: Target, symbol: str) -> Any:
@@ -195,7 +195,7 @@ def _weight_bytes(stage: ConvProblem) -> int:
 
 
 def _seconds(stage: ConvProblem, vectors: int, target: Target) -> float:
-    """Of a 1x1 stage's register tiles."""
+    """Of a dense stage's register tiles."""
     return _tile(stage, vectors, target).least_seconds(stage, target)
 
 

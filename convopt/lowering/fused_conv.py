@@ -1,4 +1,4 @@
-"""FusedConv groups: a depthwise convolution and the 1x1 ones beside it as one kernel."""
+"""FusedConv groups: a depthwise convolution and those beside it as one kernel."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from convopt.schedules.fused_conv import FusedConv, FusedConvProblem
 from convopt.selection.choose import choose_conv, conv_seconds, imbalance
 from convopt.targets import CpuTarget
 
-LEAST_GAIN = 1.1  # by estimate: below it the estimates' error decides
+LEAST_GAIN = 1.05  # by estimate: below it the estimates' error decides
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The TIR of a depthwise convolution fused with the 1x1 ones around it. Needs tvm."""
+"""The TIR of a depthwise convolution fused with those around it. Needs tvm."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class _Stages:
         self._tiles(stage, self.schedule.width, position)
 
     def _tiles(self, stage: ConvProblem, pixels: int, position: Any) -> None:
-        """The register tiles of a 1x1 stage over a row."""
+        """The register tiles of a dense stage over a row."""
         tile_schedule = self.schedule.tile(self.problem, stage, self.target)
         dense = (0, 0, 0, 0, 0, 1)  # what is between the stages; Tile reads the channels' stride alone
         x = stage.x if stage is self.problem.expand else TensorView(stage.x.shape, dense)
@@ -163,9 +163,13 @@ class _RowTile(DepthwiseTile):
 
 
 def _offsets(stage: ConvProblem, image: Any, row: Any, column: Any) -> Position:
-    """A pixel's element offsets in x, y and the others of a 1x1 stage."""
+    """Element offsets in x, y and the others of a dense stage, at an output pixel."""
 
-    def at(view: TensorView) -> Any:
-        return image * view.strides[1] + row * view.strides[3] + column * view.strides[4]
+    def at(view: TensorView, steps: tuple[int, int] = (1, 1)) -> Any:
+        return (
+            image * view.strides[1]
+            + row * (steps[0] * view.strides[3])
+            + column * (steps[1] * view.strides[4])
+        )
 
-    return at(stage.x), at(stage.y), tuple(map(at, stage.others))
+    return at(stage.x, stage.strides[1:]), at(stage.y), tuple(map(at, stage.others))

@@ -57,9 +57,20 @@ BLOCKS = {
         behind="r = Mul (p, k)  y = Add (r, x2)",
     ),
 }  # fmt: skip
+STEM = """g (float[2,3,17,23] x, float[16,3,3,3] u, float[16] b, float[16,1,3,3] v, float[8,16,1,1] w)
+        => (float[2,8,9,12] y) {
+        e = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, u, b)  f = HardSigmoid (e)
+        d = Conv <pads = [1, 1, 1, 1], group = 16> (f, v)  y = Conv (d, w) }"""
 
 
-@pytest.fixture(params=(3, 2, -2), ids=("all three", "the one behind", "the one before"))
+CHAINS = (
+    pytest.param(3, id="all three"),
+    pytest.param(2, id="the one behind", marks=pytest.mark.slow),
+    pytest.param(-2, id="the one before", marks=pytest.mark.slow),
+)
+
+
+@pytest.fixture(params=CHAINS)
 def chain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Fuses always, and these only: 3 convolutions, the depthwise one first or last of 2."""
     wanted = request.param
@@ -82,6 +93,18 @@ def _fused(module: convopt.CompiledModule) -> list[str]:
 def test_blocks(name: str, chain: int) -> None:
     (label,) = _fused(check_text(BLOCKS[name]))
     assert label.count(" + ") == abs(chain) - 1
+
+
+def test_a_stem_before_it(chain: int) -> None:
+    """The first convolution has taps, pads and strides of its own."""
+    assert _fused(check_text(STEM))
+
+
+def test_a_transposed_convolution_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "LEAST_GAIN", 0.0)
+    module = check_text("""g (float[1,4,7,8] x, float[4,6,1,1] u, float[6,1,3,3] v) => (float[1,6,7,8] y) {
+        e = ConvTranspose (x, u)  y = Conv <pads = [1, 1, 1, 1], group = 6> (e, v) }""")
+    assert not _fused(module)
 
 
 @pytest.mark.parametrize(("width", "row_chunk", "columns"), [(5, 2, 4), (13, 1, 2), (4, 9, 1)])
