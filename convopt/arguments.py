@@ -26,7 +26,6 @@ logger = logging.getLogger("convopt")
 
 Array = np.ndarray[Any, Any]
 FAMILIES = ("cuda", "rocm", "hip", "dcu")  # as targets: the device of it that is here
-MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
 Verify = bool | Literal["raise"] | Mapping[str, Array]
 
 

@@ -20,7 +20,6 @@ import onnx_ir as ir
 
 from convopt import __version__
 from convopt.arguments import (
-    MOST_THREADS,
     Verify,
     check_choices,
     check_count,
@@ -50,6 +49,7 @@ from convopt.passes.base import After, Pass, PassReport
 from convopt.passes.check import CheckEachPass
 from convopt.runtime.device import why_no_device
 from convopt.runtime.device_program import DeviceProgram
+from convopt.runtime.execution import MOST_THREADS
 from convopt.runtime.loaded import Loaded
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from convopt.errors import ArtifactError, ConvoptError
+from convopt.errors import ArtifactError, ConvoptError, InputError
 from convopt.runtime.device_program import DeviceProgram
 from convopt.runtime.loaded import Loaded, LoadedProgram
 from convopt.runtime.machine import Requirements, this_machine
@@ -152,9 +152,12 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
     """The module saved at `path`; `threads` replaces the number it was saved with.
 
     ArtifactError, with the remedy: no artifact, damaged, of another version, for another machine.
+    InputError: an argument is wrong.
     """
     from convopt.runtime.module import CompiledModule
 
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise InputError(f"{path!r} is no path; expected that of an artifact")
     try:
         with Path(path).open("rb") as file:
             members = _read(file)

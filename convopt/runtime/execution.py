@@ -28,6 +28,7 @@ from convopt.runtime.program import Address, IslandStep, TensorSpec
 from convopt.sessions import run_session
 
 Array = np.ndarray[Any, Any]
+MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
 
 
 class ExecutionContext:

@@ -11,7 +11,7 @@ import numpy as np
 from convopt.errors import InputError
 from convopt.runtime.artifact import save
 from convopt.runtime.device_arrays import as_device_arrays, lives_on_device
-from convopt.runtime.execution import ContextPool
+from convopt.runtime.execution import MOST_THREADS, ContextPool
 from convopt.runtime.loaded import Loaded
 from convopt.runtime.profile import Profile, of_runs
 from convopt.runtime.program import Placement
@@ -55,8 +55,8 @@ class CompiledModule:
         max_programs: int = 8,
         max_idle: int | None = None,
     ) -> None:
-        if not isinstance(threads, int) or threads < 1:
-            raise InputError(f"threads must be an integer of at least 1, got {threads!r}")
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
+            raise InputError(f"threads is {threads!r}; expected an integer of 1 to {MOST_THREADS}")
         if not programs and (compile_shapes is None or inputs is None or outputs is None):
             raise ValueError("without a Program, inputs, outputs and compile_shapes are needed")
         self.inputs = tuple(inputs or map(TensorInfo.of, programs[0].program.inputs))

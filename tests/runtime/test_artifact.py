@@ -293,5 +293,11 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
 
 def test_threads_are_checked_when_an_artifact_is_loaded(saved: Path) -> None:
     threads: Any = "2"
-    with pytest.raises(InputError, match="threads must be an integer"):
+    with pytest.raises(InputError, match="threads is '2'; expected an integer of 1 to 1024"):
         load(saved, threads=threads)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.convopt", "a\0b"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(InputError, match="is no path; expected that of an artifact"):
+        load(path)
