@@ -66,8 +66,11 @@ def target_of(value: object) -> str | None:
     InputError: no target is of that chip.
     """
     architecture = gpu_of(value)
-    if architecture is None:
-        return None
+    return None if architecture is None else target_of_chip(architecture)
+
+
+def target_of_chip(architecture: str) -> str:
+    """The name of the target for "sm_90", "gfx942" or the like. InputError: there is none."""
     families = ("cuda",) if architecture.startswith("sm_") else ("dcu", "hip")  # compiled where they run
     return _of_chip(families, architecture)
 

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "verification",
         }
     ),
-    "torch_backend": frozenset({"frontends", "ir", "passes", "runtime", "verification"}),
+    "torch_backend": frozenset({"arguments", "frontends", "ir", "passes", "runtime", "verification"}),
     "interface": frozenset({"compiler", "runtime", "torch_backend"}),
     "report": frozenset({"runtime"}),
     "bench": frozenset(

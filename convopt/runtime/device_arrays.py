@@ -141,8 +141,12 @@ def gpu_of(value: Any) -> str | None:
     else:
         found = library.cuda.runtime.getDeviceProperties(number)
         major, architecture = found["major"], found.get("gcnArchName", b"").decode()
-    # torch for CUDA has a gcnArchName too: the device's name.
-    return architecture.partition(":")[0] if architecture.startswith("gfx") else f"sm_{major}0"
+    return architecture_name(major, architecture)
+
+
+def architecture_name(major: int, gcn_name: str) -> str:
+    """ "sm_90", "gfx942" of a device's properties; torch for CUDA has a gcnArchName too: its name."""
+    return gcn_name.partition(":")[0] if gcn_name.startswith("gfx") else f"sm_{major}0"
 
 
 def current_stream(value: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch
 from torch._guards import TracingContext
@@ -26,17 +25,13 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """The graph, to be called with tensors; what it needs of gradients is torch's.
 
-    options: see `Settings`. Raises InputError for an option that there is not, and for tensors on a device
-    that the target doesn't have.
+    options: see `Settings`; without a target it is that of the tensors' device. Raises InputError for an
+    option that there is not, and for tensors on another device than the target's.
     """
     if mode := how.pop("mode", None):
         raise InputError(f"mode {mode!r}: convopt has no modes; expected options={{...}}")
-    settings = Settings.of(options)
-    for tensor in (*example_inputs, *module.parameters(), *module.buffers()):
-        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
-            raise InputError(
-                f"a tensor on {tensor.device}, the target is {settings.target!r}: expected tensors on the CPU"
-            )
+    tensors = (*example_inputs, *module.parameters(), *module.buffers())
+    settings = Settings.of(options).on_device_of(tensors)
 
     def forward(graph: GraphModule, inputs: Sequence[Any]) -> Any:
         return _boxed(TorchGraph(graph, _parameters(), settings))

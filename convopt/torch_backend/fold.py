@@ -96,7 +96,7 @@ def _value(node: Node, known: dict[Node, Any]) -> Any:
     if node not in known:
         if node.target in _UNINITIALISED:
             value = node.meta["val"]
-            known[node] = torch.zeros(value.shape, dtype=value.dtype)
+            known[node] = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
         else:
             args = map_arg(node.args, lambda n: _value(n, known))
             kwargs = map_arg(node.kwargs, lambda n: _value(n, known))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 import convopt
 from convopt.errors import ConvoptError, InputError, VerificationError
@@ -104,12 +105,14 @@ class TorchGraph:
     def compile(self, args: Sequence[Any], threads: int) -> _Compiled:
         """The graph with its parts compiled for these arguments. Torch's own error for shapes it refuses."""
         refused: dict[str, str] = {}
-        while True:
-            attempt = _Attempt(self, args, threads, refused)
-            more = attempt.run()
-            if not more:
-                break
-            refused.update(more)
+        # At the first call AOTAutograd watches every operator for aliases; what is done here is no such call.
+        with _disable_current_modes():
+            while True:
+                attempt = _Attempt(self, args, threads, refused)
+                more = attempt.run()
+                if not more:
+                    break
+                refused.update(more)
         report = attempt.report()
         report.log()
         if self.settings.report is not None:

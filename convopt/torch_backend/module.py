@@ -97,13 +97,15 @@ class TorchModule:
         self.reports: list[GraphReport] = []
         given = dict(options)
         self._told = given.pop("report", None)
-        self._settings = Settings.of({**given, "report": self._tell})
         specs = program.graph_signature.input_specs
         self._sources = [self._source(spec) for spec in specs]
         parameters = [i for i, source in enumerate(self._sources) if source is not None]
         self._user = [i for i, source in enumerate(self._sources) if source is None]
         self._names = [specs[i].arg.name for i in self._user]
         self._expected = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+        self._settings = Settings.of({**given, "report": self._tell}).on_device_of(
+            (*self._sources, *self._expected)
+        )
         self.graph = TorchGraph(program.graph_module, parameters, self._settings)
 
     def _tell(self, report: GraphReport) -> None:

@@ -13,6 +13,8 @@ from torch.fx import GraphModule, Node
 from convopt.frontends.torch.builder import Untranslatable
 from convopt.frontends.torch.translate import Translation
 from convopt.ir.layout import CHANNELS_LAST, ROW_MAJOR, set_boundary
+from convopt.runtime.device_arrays import DeviceArray
+from convopt.runtime.device_program import DeviceProgram
 from convopt.runtime.execution import ContextPool
 from convopt.runtime.module import CompiledModule
 
@@ -71,18 +73,29 @@ class CompiledPart(torch.nn.Module):
         )
         self.compiled = compile_model(translation.model)
         self.loaded = self.compiled.programs[0]
+        self.on_device = isinstance(self.loaded, DeviceProgram)
         self.contexts = ContextPool(self.compiled.threads)
 
     def forward(self, *args: Any) -> Any:
         # Copies made here must outlive the run: the list holds them.
         inputs = [entry.ready(args[entry.position]) for entry in self.entries]
-        made = [torch.empty_strided(r.shape, r.stride, dtype=r.computed) for r in self.results]
-        self.contexts.run_at(self.loaded, [t.data_ptr() for t in inputs], [t.data_ptr() for t in made])
+        made = self._on_device(inputs) if self.on_device else self._on_host(inputs)
         cast = [
             t if r.dtype == r.computed else t.to(r.dtype) for t, r in zip(made, self.results, strict=True)
         ]
         outputs = [cast[place] if isinstance(place, int) else place for place in self.outputs]
         return outputs[0] if self.single else tuple(outputs)
+
+    def _on_host(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made = [torch.empty_strided(r.shape, r.stride, dtype=r.computed) for r in self.results]
+        self.contexts.run_at(self.loaded, [t.data_ptr() for t in inputs], [t.data_ptr() for t in made])
+        return made
+
+    def _on_device(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """On torch's current stream of the inputs' device; nothing waits."""
+        given = [DeviceArray(t, t, t.data_ptr(), tuple(t.shape), t.nbytes) for t in inputs]
+        made = self.contexts.run_on_device(self.loaded, given)
+        return [t.as_strided(r.shape, r.stride) for t, r in zip(made, self.results, strict=True)]
 
 
 def _entry(node: Node, position: int) -> Entry:

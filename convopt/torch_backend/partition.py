@@ -53,6 +53,12 @@ class Cut:
         for node in [node for node in self.refused if _is_view(node)]:
             del self.refused[node]
             leave(node)
+            if node.target is aten.as_strided.default:
+                # It sees the storage of what it is a view of, which a part's result does not share.
+                above = node.args[0]
+                while isinstance(above, Node) and _is_view(above):
+                    leave(above)
+                    above = above.args[0]
         views = [node for node in calls if node in self.nodes and _is_view(node)]
         for node in views:
             if not any(n in self.nodes for n in node.all_input_nodes if n not in constants):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import convopt
@@ -52,3 +52,10 @@ class Settings:
     @property
     def target(self) -> str:
         return str(self.options.get("target", "cpu"))
+
+    def on_device_of(self, tensors: Iterable[Any]) -> Settings:
+        """With the target of the tensors' device; InputError where the given one doesn't fit it."""
+        from convopt.torch_backend.devices import target_for
+
+        target = target_for(tensors, self.options.get("target"))
+        return replace(self, options={**self.options, "target": target})

@@ -48,5 +48,5 @@ def _error(want: torch.Tensor, have: torch.Tensor) -> tuple[float, float]:
     if want.dtype == torch.bool:
         return float(not torch.equal(want, have)), 0.0
     bound = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
-    expected, array = want.float().numpy(), have.float().numpy()
+    expected, array = want.float().cpu().numpy(), have.float().cpu().numpy()
     return relative_error(expected, array, LEAST_SCALE), bound.get(want.dtype, tolerance(expected.dtype))

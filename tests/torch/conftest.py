@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _without_torchs_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's structured trace would fill the report of a failed test."""
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

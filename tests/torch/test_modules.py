@@ -114,6 +114,32 @@ def test_strides_and_layouts_are_torchs(last: bool) -> None:
     assert labels.count("copy") == (1 if last else 2), labels
 
 
+def test_pooled_channels_last_features_are_one_graph() -> None:
+    """torch asks for an as_strided between 1 x 1 pixels of two layouts: nothing of it stays in torch."""
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).eval()
+    x = torch.randn(2, 3, 8, 9).to(memory_format=torch.channels_last)
+    call, reports = compiled(net)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), net(x))
+    assert len(reports[0].programs) == 1
+    assert reports[0].fallbacks == ()
+
+
+def test_another_view_of_the_memory_stays_in_torch() -> None:
+    """Its offset counts from the begin of the storage, behind which the rows lie that it is made of."""
+
+    class Windows(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            rows = x.sigmoid()[1:]
+            return rows.as_strided((2, 4), (3, 1), 1).tanh(), rows.exp()
+
+    x = torch.randn(3, 4)
+    call, _ = compiled(Windows())
+    with torch.no_grad():
+        for have, want in zip(call(x), Windows()(x), strict=True):
+            torch.testing.assert_close(have, want)
+
+
 def test_an_extent_of_0_is_refused_as_torch_refuses_it() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"[Kk]ernel size can't be greater"):
         compiled(nn.Conv2d(3, 4, 5))[0](torch.randn(1, 3, 3, 9))

@@ -41,12 +41,19 @@ class OnDemand:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor argument. `dtype` is torch's; `array` is what it holds, None for what only a call knows."""
+    """A tensor argument. `dtype` and `stride` are torch's; `array`: contents, None if only a call knows."""
 
     value: ir.Value
     shape: tuple[int, ...]
     dtype: torch.dtype
+    stride: tuple[int, ...]
     array: torch.Tensor | None = None
+
+    @classmethod
+    def like(cls, value: ir.Value, tensor: torch.Tensor, array: torch.Tensor | None = None) -> Tensor:
+        """`value` for what torch has as `tensor`, maybe a FakeTensor with static extents."""
+        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+        return cls(value, shape, tensor.dtype, stride, array)
 
     @property
     def rank(self) -> int:
@@ -114,8 +121,10 @@ def held(tensor: Tensor | None, what: str) -> np.ndarray[Any, Any] | None:
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The elements, floating-point ones as float32, without a copy where they are that already."""
-    tensor = tensor.detach()
+    tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
         tensor = tensor.to(torch.float32)
-    array: np.ndarray[Any, Any] = tensor.contiguous().numpy()
+    array: np.ndarray[Any, Any] = np.ascontiguousarray(
+        tensor.numpy()
+    )  # turns channels-last faster than torch
     return array

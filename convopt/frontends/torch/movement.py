@@ -31,6 +31,17 @@ def reshaped(b: Builder, self: Tensor, *how: Any, **more: Any) -> Any:
     return b.reshape(self, b.shape) if b.shape != self.shape else self
 
 
+def as_strided(
+    b: Builder, self: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """The same elements where strides differ in dims of one only, as between two layouts of 1 x 1 pixels."""
+    del b
+    moved = [1 for n, old, new in zip(self.shape, self.stride, stride, strict=False) if n > 1 and old != new]
+    if tuple(size) != self.shape or moved or storage_offset is not None:  # counted from the storage's begin
+        raise Untranslatable("another view of the memory: as_strided")
+    return self
+
+
 def permute(b: Builder, self: Tensor, dims: Sequence[int]) -> Any:
     return b.op("Transpose", self, perm=[d % self.rank for d in dims])
 
@@ -299,6 +310,7 @@ def _linear(b: Builder, self: Tensor, output_size: Sequence[int], align_corners:
 
 TABLE: dict[Any, Callable[..., Any]] = {
     aten.alias.default: same,
+    aten.as_strided.default: as_strided,
     aten.clone.default: same,
     aten.detach.default: same,
     aten.lift_fresh_copy.default: same,

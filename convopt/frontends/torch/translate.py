@@ -38,7 +38,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
 VIEWS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
     for name, overload in (
-        ("alias", "default"), ("detach", "default"), ("expand", "default"), ("permute", "default"),
+        ("alias", "default"), ("as_strided", "default"),
+        ("detach", "default"), ("expand", "default"), ("permute", "default"),
         ("select", "int"), ("slice", "Tensor"), ("split", "Tensor"), ("split_with_sizes", "default"),
         ("squeeze", "default"), ("squeeze", "dim"), ("squeeze", "dims"), ("t", "default"),
         ("transpose", "int"), ("unbind", "int"), ("unsqueeze", "default"), ("view", "default"),
@@ -171,9 +172,9 @@ class _Walk:
         if isinstance(result, tuple):
             return tuple(self._tensors(r, o) for r, o in zip(result, out, strict=True))
         if isinstance(result, ir.Value):
-            return Tensor(result, tuple(map(int, out.shape)), out.dtype)
+            return Tensor.like(result, out)
         if isinstance(result, Tensor):  # its argument as it is: the dtype may be another
-            return Tensor(result.value, result.shape, out.dtype, result.array)
+            return Tensor.like(result.value, out, result.array)
         return result
 
     def _operand(self, node: Node) -> Any:
@@ -191,22 +192,26 @@ class _Walk:
         if not isinstance(out, torch.Tensor):
             raise Untranslatable(f"{node.name} is no tensor")
         _check_tensor(out)
-        shape = tuple(map(int, out.shape))
+        dtype = _DTYPES[out.dtype] if self.declared else _computed(out.dtype)
+        shape = ir.Shape(map(int, out.shape))
         if value is not None:
             self.held.add(node)
+            if self.tolerant:  # only refusals are asked for: no copies of weights
+                return Tensor.like(
+                    ir.Value(name=node.name, shape=shape, type=ir.TensorType(dtype)), out, value
+                )
             self.builder.stem, stem = node.name, self.builder.stem
             made = self.builder.constant(as_array(value))
             self.builder.stem = stem
-            return Tensor(made, shape, out.dtype, value)
-        dtype = _DTYPES[out.dtype] if self.declared else _computed(out.dtype)
+            return Tensor.like(made, out, value)
         made = ir.Value(
-            name=unique_name(self.builder.graph, node.name), shape=ir.Shape(shape), type=ir.TensorType(dtype)
+            name=unique_name(self.builder.graph, node.name), shape=shape, type=ir.TensorType(dtype)
         )
         self.builder.graph.inputs.append(made)
         self.inputs.append(node)
         if dtype != _computed(out.dtype):
             made = self.builder.op("Cast", made, to=int(_computed(out.dtype)))
-        return Tensor(made, shape, out.dtype)
+        return Tensor.like(made, out)
 
     def outputs(self, results: Sequence[Any]) -> list[int | torch.Tensor | None]:
         graph, known = self.builder.graph, dict[ir.Value, int]()
