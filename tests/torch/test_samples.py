@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ MOVES = re.compile(r"nn\.functional\.(interpolate|upsample_\w+|pad)$")
 GROUPS = {"conv and pool": CONVS_AND_POOLS, "norm": NORMS, "activation": ACTIVATIONS, "move": MOVES}
 # Their samples' wrappers call into C++ in a way that dynamo has no graph for.
 UNTRACED = re.compile(r"nn\.functional\.fractional_max_pool")
-PER_GRAPH = 48
+PER_GRAPH = 64
 # Of the thousands of samples of these pools every 11th or 31st is taken: their arguments are a full product,
 # of counts that neither divides.
 EVERY = {torch.float32: 11, torch.bfloat16: 31, torch.float16: 31}
@@ -52,34 +52,54 @@ def operators(pattern: re.Pattern[str], dtype: torch.dtype) -> Iterator[Any]:
             yield op
 
 
-def sample_calls(op: Any, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, Call]]:
+@dataclass(frozen=True)
+class Sample:
+    op: Any
+    x: torch.Tensor
+    call: Call
+
+    @property
+    def traced(self) -> bool:
+        return not UNTRACED.match(self.op.name)
+
+    def __str__(self) -> str:
+        return f"{self.op.name}{tuple(self.x.shape)} {self.x.dtype}: {self.call.args} {self.call.kwargs}"
+
+
+def samples_of(pattern: re.Pattern[str], dtype: torch.dtype) -> Iterator[Sample]:
     """The samples that a module can have: its input is a tensor, and it is in evaluation mode."""
-    every = EVERY[dtype] if MANY.match(op.name) else 1
-    for index, sample in enumerate(op.sample_inputs("cpu", dtype)):
-        if index % every or not isinstance(sample.input, torch.Tensor) or sample.kwargs.get("training"):
-            continue
-        yield sample.input.detach(), Call(op.op, sample.args, sample.kwargs)
+    for op in operators(pattern, dtype):
+        every = EVERY[dtype] if MANY.match(op.name) else 1
+        for index, sample in enumerate(op.sample_inputs("cpu", dtype)):
+            if index % every or not isinstance(sample.input, torch.Tensor) or sample.kwargs.get("training"):
+                continue
+            yield Sample(op, sample.input.detach(), Call(op.op, sample.args, sample.kwargs))
 
 
-def run(op: Any, dtype: torch.dtype, tally: Tally) -> None:
-    """Compares every sample of the operator with eager, and counts."""
-    pairs = list(sample_calls(op, dtype))
-    for start in range(0, len(pairs), PER_GRAPH):
-        inputs, calls = map(list, zip(*pairs[start : start + PER_GRAPH], strict=True))
-        module = Calls(calls).eval()
-        with torch.no_grad():
-            call, reports = compiled(module, fullgraph=not UNTRACED.match(op.name))
-            torch.manual_seed(0)  # fractional pools draw their windows
-            expected = module(inputs)
-            torch.manual_seed(0)
-            found = call(inputs)
-        if not reports:
-            tally.untraced += len(calls)
-        for index, (want, have) in enumerate(zip(expected, found, strict=True)):
-            where = f"{op.name} {dtype}, sample {start + index}: {calls[index].kwargs}"
-            compare(want, have, calls[index], inputs[index], where)
-        if reports:
-            count(expected, reports[-1], tally)
+def tally_of(pattern: re.Pattern[str], dtype: torch.dtype) -> Tally:
+    """Compares every sample with eager, and counts. Operators share graphs: each costs seconds by itself."""
+    tally, samples = Tally(), list(samples_of(pattern, dtype))
+    for traced in (True, False):
+        alike = [sample for sample in samples if sample.traced == traced]
+        for start in range(0, len(alike), PER_GRAPH):
+            run(alike[start : start + PER_GRAPH], traced, tally)
+    return tally
+
+
+def run(samples: Sequence[Sample], traced: bool, tally: Tally) -> None:
+    module, inputs = Calls([sample.call for sample in samples]).eval(), [sample.x for sample in samples]
+    with torch.no_grad():
+        call, reports = compiled(module, fullgraph=traced)
+        torch.manual_seed(0)  # fractional pools draw their windows
+        expected = module(inputs)
+        torch.manual_seed(0)
+        found = call(inputs)
+    if not reports:
+        tally.untraced += len(samples)
+    for sample, want, have in zip(samples, expected, found, strict=True):
+        compare(want, have, sample.call, sample.x, str(sample))
+    if reports:
+        count(expected, reports[-1], tally)
 
 
 def compare(want: Any, have: Any, call: Call, x: torch.Tensor, where: str) -> None:
@@ -119,9 +139,7 @@ def count(results: list[Any], report: GraphReport, tally: Tally) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", GROUPS)
 def test_samples_equal_eager(group: str, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tally = Tally()
-    for op in operators(GROUPS[group], DTYPES[dtype]):
-        run(op, DTYPES[dtype], tally)
+    tally = tally_of(GROUPS[group], DTYPES[dtype])
     with capsys.disabled():
         print(
             f"\n{group} {dtype}: {tally.compiled} of {tally.samples} samples compiled,"
@@ -134,7 +152,5 @@ def test_samples_equal_eager(group: str, dtype: str, capsys: pytest.CaptureFixtu
 
 def test_the_convolutions_samples_equal_eager() -> None:
     """The quick part of the above: nothing of them stays in torch."""
-    tally = Tally()
-    for op in operators(re.compile(r"nn\.functional\.(conv2d|avg_pool2d)"), torch.float32):
-        run(op, torch.float32, tally)
+    tally = tally_of(re.compile(r"nn\.functional\.(conv2d|avg_pool2d)"), torch.float32)
     assert tally.compiled == tally.samples > 30, tally
