@@ -126,6 +126,18 @@ def check_choices(
         raise InputError(f"skip is {skip!r}; expected a list of passes' names")
 
 
+def check_kinds(tune: float | None, deterministic: bool, **callbacks: object) -> None:
+    if not isinstance(deterministic, bool):
+        raise InputError(f"deterministic is {deterministic!r}; expected True or False")
+    if tune is not None and (
+        not isinstance(tune, int | float) or isinstance(tune, bool) or not 0 < tune < float("inf")
+    ):
+        raise InputError(f"tune is {tune!r}; expected seconds, more than 0")
+    for name, value in callbacks.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} is {value!r}; expected a function")
+
+
 def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path | None:
     """None: the default one. InputError: no path."""
     if cache_dir is None:
@@ -138,6 +150,8 @@ def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path | None:
 def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuTarget) -> Precision:
     if isinstance(keep_fp32, str):
         raise InputError(f"keep_fp32 is the text {keep_fp32!r}; expected a list of nodes' names")
+    if not isinstance(keep_fp32, Collection) or not all(isinstance(node, str) for node in keep_fp32):
+        raise InputError(f"keep_fp32 is {keep_fp32!r}; expected a list of nodes' names")
     if keep_fp32 and name == "fp32":
         raise InputError('keep_fp32 goes with precision "fp16" and "bf16": in "fp32" every node is')
     if not isinstance(target, CpuTarget):

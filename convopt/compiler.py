@@ -23,6 +23,7 @@ from convopt.arguments import (
     Verify,
     check_choices,
     check_count,
+    check_kinds,
     extents_of,
     find_target,
     folder_of,
@@ -119,6 +120,7 @@ def optimize(
     """
     threads = usable_cores() if threads is None else threads
     check_choices(precision, verify, check, skip, algorithm)
+    check_kinds(tune, deterministic, after=after, progress=progress, observe=observe)
     found = usable_target(find_target(target), precision)
     without(GRAPH_PASSES, skip)  # unknown names are said now, not at the first call
     stored = precision_of(precision, keep_fp32, found)
@@ -223,7 +225,7 @@ class _Compiler:
         refused: dict[str, str] = {}
         with self._recorded() as options:
             loaded = self._program(graph, context, options, refused, after)
-            if self.verify:
+            if self.verify is not False:  # no arrays by name are a random input
                 loaded = self._verified(graph, context, options, loaded, refused, after)
         if self.deterministic:
             loaded.program.meta["deterministic"] = deterministic_price(graph, context, self.options)

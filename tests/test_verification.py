@@ -80,6 +80,8 @@ def test_right_kernels_are_reported_as_such() -> None:
     report = module.programs[-1].program.meta["verified"]
     assert report.startswith("equal to the model in onnxruntime within ")
     assert_right(module)
+    by_name = convopt.optimize(model(), verify={}, threads=1)  # none given: all random
+    assert by_name.programs[-1].program.meta["verified"] == report
 
 
 @pytest.mark.parametrize("factor", [1.01, float("nan")])

@@ -137,7 +137,8 @@ def _check_islands(loaded: Loaded, threads: int) -> None:
                 f"{p.op} {p.node!r}: {p.detail}" for p in loaded.program.placement if p.node in step.nodes
             )
             raise CompileError(
-                f"nodes that have neither a kernel ({reasons}) nor run in onnxruntime: {error}"
+                f"nodes that have neither a kernel ({reasons}) nor run in onnxruntime: {error};"
+                " expected operators and types that one of the two has (float32 instead of float64)"
             ) from error
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import convopt
-from convopt.errors import ConvoptError, InputError
+from convopt.errors import CompileError, ConvoptError, InputError
 from tests.conformance.small import image, small
+from tests.passes.support import parse
 
 pytestmark = pytest.mark.kernels
 
@@ -68,6 +69,11 @@ def test_a_profile_needs_a_run(module: Any, runs: Any) -> None:
         ({"cache_dir": ""}, ["cache_dir", "folder"]),
         ({"cache_dir": "a\0b"}, ["cache_dir", "folder"]),
         ({"shapes": {"x": (1, 3, 6.5, 7)}}, ["shapes", "6.5"]),
+        ({"tune": "60s"}, ["tune", "'60s'", "seconds"]),
+        ({"tune": float("nan")}, ["tune", "nan"]),
+        ({"deterministic": "no"}, ["deterministic", "'no'"]),
+        ({"keep_fp32": 3, "precision": "fp16"}, ["keep_fp32", "3"]),
+        ({"progress": True}, ["progress", "function"]),
         ({"target": "abacus"}, ["abacus", "cpu"]),
         ({"precision": "fp7"}, ["fp7", "fp32"]),
     ],
@@ -78,3 +84,10 @@ def test_bad_options_are_named(options: dict[str, Any], words: list[str]) -> Non
         convopt.optimize(small(), **options)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_what_nothing_computes_is_named() -> None:
+    """Neither kernels nor onnxruntime have convolutions of float64."""
+    text = """g (double[1,1,2,2] x, double[1,1,1,1] w) => (double[1,1,2,2] stem) { stem = Conv (x, w) }"""
+    with pytest.raises(CompileError, match=r"Conv 'stem': Conv of DOUBLE.*expected .* float32 instead of"):
+        convopt.optimize(parse(text))
