@@ -89,5 +89,5 @@ def test_bad_options_are_named(options: dict[str, Any], words: list[str]) -> Non
 def test_what_nothing_computes_is_named() -> None:
     """Neither kernels nor onnxruntime have convolutions of float64."""
     text = """g (double[1,1,2,2] x, double[1,1,1,1] w) => (double[1,1,2,2] stem) { stem = Conv (x, w) }"""
-    with pytest.raises(CompileError, match=r"Conv 'stem': Conv of DOUBLE.*expected .* float32 instead of"):
+    with pytest.raises(CompileError, match=r"Conv 'stem': Conv of DOUBLE.*expected .*float32 instead of"):
         convopt.optimize(parse(text))
