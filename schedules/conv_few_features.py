@@ -89,6 +89,8 @@ class FewFeaturesConv:
         if problem.taps * problem.channels * problem.features * 4 // self.panels > target.l1 * 3 // 4:
             # Weights that pass through L1 leave no room in it for inputs: measured with 320 channels to 4.
             step = max(step, (problem.features + self.pixels) * target.vector_bytes / MIXED_BYTES_PER_CYCLE)
+        if self.panels > 1:  # measured with 320 channels to 4, tiles of 2 and 3 pixels
+            step *= 1.35
         steps = problem.taps * problem.channels / target.lanes
         tiles = -(-problem.pixels // self.pixels)
         cycles = (

@@ -6,7 +6,7 @@ meaning. `lower(group, context)` returns the kernel calls that compute it, in or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +76,14 @@ class LoweringOptions:
 
 @dataclass(frozen=True)
 class LoweringContext:
-    """What a lowering may know: the views of the group's outer inputs and outputs, and the options."""
+    """What a lowering may know: the views of the group's outer inputs and outputs, and the options.
+
+    borderless: convolutions whose padded input has no border of zeros, since their plan needs none.
+    """
 
     views: Mapping[ir.Value, TensorView]
     options: LoweringOptions
+    borderless: Set[ir.Node] = frozenset()
 
     @property
     def target(self) -> CpuTarget | GpuTarget:

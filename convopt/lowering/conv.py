@@ -7,7 +7,7 @@ output of a phase sees only every s-th tap, so no zeros are inserted and no prod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, prod
 from typing import Literal
@@ -16,16 +16,19 @@ import numpy as np
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
+from convopt.ir.layout import CHANNELS_LAST, layout_of
 from convopt.ir.precision import keeps_fp32
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
-from convopt.lowering.base import KernelCall, LoweringContext, Refused
+from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Refused
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.expressions import expression_of
 from convopt.lowering.gpu_conv import gpu_conv_calls
 from convopt.lowering.im2col import im2col_calls
-from convopt.schedules.base import TensorView
+from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
+from convopt.selection.choose import refusal
+from convopt.selection.plans import choose_plan
 from convopt.targets import GpuTarget
 
 MOST_PHASES = 256
@@ -191,11 +194,41 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         problem = ConvProblem(
             x_view, part.y, part.kernel, part.strides, part.dilations, part.begin,
             epilogue.expression, tuple(part.others), biases is not None, arithmetic_of(group, x_view),
+            group not in context.borderless,
         )  # fmt: skip
         offsets = (0, *part.other_offsets, part.y_offset)
         packed = ConvOperands(part.weights, biases, values, offsets, keeps_fp32(group))
         calls += conv_calls(problem, packed, context)
     return calls
+
+
+def needs_no_border(group: ir.Node, options: LoweringOptions) -> bool:
+    """Whether the untuned plan of this padded convolution reads nothing beyond its input.
+
+    Asked before values have places: of channels-last memory without gaps.
+    """
+    node, *rest = body_of(group)
+    shapes = [static_shape(v) for v in (node.inputs[0], node.outputs[0])]
+    if node.op_type != "Conv" or any(n.op_type == "Conv" for n in rest) or None in shapes:
+        return False
+    value = group.inputs[0]
+    if value is None or layout_of(value) != CHANNELS_LAST:  # the copy with a border changes the order as well
+        return False
+    x, y = (_channels_last(shape or ()) for shape in shapes)
+    problem = problem_of(node, x, y, Epilogue(identity(), ()), (), bias=len(node.inputs) > 2)
+    try:
+        plan = choose_plan(problem, options.cpu, options.threads, options.algorithm, options.im2col_cap)
+    except ValueError:
+        return False
+    return (
+        not plan.expand_col and refusal(plan.schedule, replace(problem, bordered=False), options.cpu) is None
+    )
+
+
+def _channels_last(shape: tuple[int, ...]) -> TensorView:
+    """(n, c, spatial...) with the channels innermost."""
+    dense = row_major((shape[0], *shape[2:], shape[1]))
+    return TensorView(shape, (dense.strides[0], dense.strides[-1], *dense.strides[1:-1]))
 
 
 def constants_of(node: ir.Node, outer: Mapping[ir.Value, ir.Value | None]) -> tuple[Array, Array | None]:

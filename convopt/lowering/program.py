@@ -23,7 +23,7 @@ from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import constant, static_shape, unique_name
 from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
 from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Refused
-from convopt.lowering.conv import halo_of
+from convopt.lowering.conv import halo_of, needs_no_border
 from convopt.lowering.families import copy_call, halo_call, lower_group
 from convopt.lowering.storage import (
     Halo,
@@ -156,6 +156,7 @@ class _Builder:
             self.fixed = {*graph.inputs, *graph.outputs}
             self.plan = plan_aliases(graph, self.fixed)
         self.halos: dict[ir.Value, Halo] = {}
+        self.borderless: set[ir.Node] = set()
         if isinstance(self.target, CpuTarget):  # a GPU's kernels check where the input ends
             self._add_halos()
         allocate(self.plan, self._values(), self.halos)
@@ -175,6 +176,9 @@ class _Builder:
             if value is None or not any(map(any, halo)):
                 continue
             if not may_have_halo(self.plan, value, self.fixed):
+                if needs_no_border(group, self.options):
+                    self.borderless.add(group)
+                    continue
                 if value not in copies:
                     copies[value] = self._copy(value, group)
                 value = copies[value]
@@ -253,7 +257,8 @@ class _Builder:
         return works
 
     def _context(self) -> LoweringContext:
-        return LoweringContext(_Views(self.plan, isinstance(self.target, GpuTarget)), self.options)
+        views = _Views(self.plan, isinstance(self.target, GpuTarget))
+        return LoweringContext(views, self.options, self.borderless)
 
     def _is_computed(self, group: ir.Node, value: ir.Value) -> bool:
         """Whether the group has to write this output: it is no view of the group's input, nor that of it."""

@@ -38,6 +38,14 @@ def conv_seconds(schedule: Any, problem: ConvProblem, target: Target, threads: i
     return float(schedule.cost(problem, target).seconds) * imbalance(schedule.tasks(problem, target), threads)
 
 
+def refusal(schedule: Any, problem: ConvProblem, target: Target) -> str | None:
+    """Why the schedule can't compute the problem, None if it can."""
+    if not problem.bordered and not isinstance(schedule, ShiftedConv):
+        return "the input has no border of zeros"
+    reason: str | None = schedule.why_not(problem, target)
+    return reason
+
+
 @lru_cache(maxsize=4096)
 def choose_conv(
     problem: ConvProblem, target: Target, threads: int, families: tuple[type[Any], ...] = CONV_FAMILIES
@@ -55,7 +63,7 @@ def choose_conv(
             if least >= best_seconds:
                 break
             for schedule in schedules:
-                reason = schedule.why_not(problem, target)
+                reason = refusal(schedule, problem, target)
                 if reason is not None:
                     refusals.append(f"{family.name}: {reason}")
                     continue

@@ -12,7 +12,14 @@ from typing import Any, Literal, Protocol
 
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.im2col import Im2col
-from convopt.selection.choose import CONV_FAMILIES, EXACT_FAMILIES, choose_conv, conv_seconds, imbalance
+from convopt.selection.choose import (
+    CONV_FAMILIES,
+    EXACT_FAMILIES,
+    choose_conv,
+    conv_seconds,
+    imbalance,
+    refusal,
+)
 from convopt.selection.unfold import best_unfolding, chunks, image_counts, split
 from convopt.targets import Target
 
@@ -95,13 +102,13 @@ def decide(
 def why_not(plan: ConvPlan, problem: ConvProblem, target: Target, cap: int) -> str | None:
     """Why the plan can't compute the problem, None if it can."""
     if not plan.expand_col:
-        refusal: str | None = plan.schedule.why_not(problem, target)
-        return refusal
+        return refusal(plan.schedule, problem, target)
     if problem.taps == 1:
         return "nothing to unfold"
+    if not problem.bordered:
+        return "the input has no border of zeros"
     product = whole_product(problem, plan.expand_col, cap)
-    refusal = plan.schedule.why_not(product, target)
-    return refusal
+    return refusal(plan.schedule, product, target)
 
 
 def plan_seconds(plan: ConvPlan, problem: ConvProblem, target: Target, threads: int, cap: int) -> float:
@@ -119,9 +126,9 @@ def plans(problem: ConvProblem, target: Target, cap: int) -> Iterator[ConvPlan]:
     """Every plan of the schedules' own spaces that none refuses, of all algorithms."""
     for family in CONV_FAMILIES:
         for schedule in family.space(problem, target):
-            if schedule.why_not(problem, target) is None:
+            if refusal(schedule, problem, target) is None:
                 yield ConvPlan(schedule)
-    if problem.taps == 1:
+    if problem.taps == 1 or not problem.bordered:
         return
     for expand_col in image_counts(problem):
         product = whole_product(problem, expand_col, cap)

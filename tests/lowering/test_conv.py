@@ -190,6 +190,17 @@ def test_halos(name: str) -> None:
     check_text(SHARED[name], may_fall_back="Asinh" if "fallback" in name else "")
 
 
+CHANNELS_LAST_INPUT = """g (float[2,16,17,320] x, float[4,320,3,3] w, float[4] b) => (float[2,16,17,4] y) {
+    n = Transpose <perm = [0, 3, 1, 2]> (x)  c = Conv <pads = [1, 1, 1, 1]> (n, w, b)  r = Relu (c)
+    y = Transpose <perm = [0, 2, 3, 1]> (r) }"""
+
+
+def test_no_border_for_what_reads_none() -> None:
+    """An input of the model has no border of zeros; shifted products need none, so nothing copies it."""
+    module = check_text(CHANNELS_LAST_INPUT)
+    assert [label.split()[-1] for label in labels(module)] == ["shifted"]
+
+
 HALVES = {
     "convs and a pool": """g (float16[2,4,6,7] x, float16[9,4,1,1] w, float16[9,9,3,3] v, float16[9] b)
         => (float16[2,9,6,7] y, float16[2,9,3,4] z) {

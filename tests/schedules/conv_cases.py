@@ -49,6 +49,7 @@ class Case:
     y_gap: int = 0  # the same in y's
     x_dtype: str = "float32"
     y_dtype: str = "float32"
+    bordered: bool = True  # x has memory where the pads reach
     outputs: Triple = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +59,9 @@ class Case:
 
     @property
     def halo(self) -> list[tuple[int, int]]:
-        """Per dim of x: positions before and after it that the windows reach."""
+        """Per dim of x: positions before and after it that the windows reach, and that are there."""
+        if not self.bordered:
+            return [(0, 0)] * 6
         spatial = [
             (b, max(0, (o - 1) * s + (k - 1) * d - b - (n - 1)))
             for n, o, k, s, d, b in zip(
@@ -78,6 +81,7 @@ class Case:
             TensorView(x.shape, x.strides, self.x_dtype),
             TensorView(y.shape, y.strides, self.y_dtype),
             self.kernel, self.strides, self.dilations, self.begin, self.epilogue[0], others, self.bias,
+            bordered=self.bordered,
         )  # fmt: skip
 
     def _other(self, kind: str) -> TensorView:

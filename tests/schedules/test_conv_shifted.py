@@ -36,8 +36,13 @@ CASES = {
         8, 3, (1, 9, 9), kernel=(1, 2, 3), dilations=(1, 3, 2), begin=(0, 2, 1), epilogue=FMA,
         others=(ROW, PIXEL),
     ),
+    "no border": Case(
+        8, 4, (1, 7, 6), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=2, groups=2, bordered=False
+    ),
     "no pads": Case(6, 5, (1, 6, 11), kernel=(1, 3, 4), batch=3),
-    "pads wider than the image": Case(9, 2, (1, 1, 2), kernel=(1, 3, 5), begin=(0, 3, 4), end=(0, 2, 4)),
+    "pads wider than the image": Case(
+        9, 2, (1, 1, 2), kernel=(1, 3, 5), begin=(0, 3, 4), end=(0, 2, 4), bordered=False
+    ),
     "1-D": Case(7, 6, (1, 1, 50), kernel=(1, 1, 9), begin=(0, 0, 4), end=(0, 0, 4)),
     "images of a volume": Case(8, 3, (3, 4, 5), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1)),
     "groups, planar input": Case(
