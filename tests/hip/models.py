@@ -38,5 +38,20 @@ def with_fallback() -> onnx.ModelProto:
     return model
 
 
+def products() -> onnx.ModelProto:
+    """A convolution for im2col, and the product of its rows by its rows: transpositions on the way."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+products (float[1,20,9,8] x) => (float[24,24] y) {
+  c = Conv<pads=[1,1,1,1]>(x, w)
+  rows = Reshape(c, shape)
+  turned = Transpose<perm=[1,0]>(rows)
+  y = MatMul(rows, turned)
+}""")
+    weight = np.random.default_rng(2).uniform(-1, 1, (24, 20, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([24, 72]), "shape"))
+    return model
+
+
 def sample() -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, (1, 5, 13, 11)).astype(np.float32)

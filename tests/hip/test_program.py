@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from convopt.cli import codegen
 from convopt.cli.main import main
 from convopt.codegen.host_cpp import write_host
 from convopt.errors import InputError
+from convopt.lowering.program import DeviceCall
 from convopt.runtime.device_program import DeviceProgram
 from convopt.runtime.module import CompiledModule
 from tests.cli.fields import undocumented
-from tests.hip.models import network, sample, with_fallback
+from tests.hip.models import network, products, sample, with_fallback
 from tests.hip.stub_device import Stub
 
 pytestmark = pytest.mark.hip
@@ -75,6 +77,25 @@ def test_build_refuses_what_is_not_for_hip(tmp_path: Path, capsys: pytest.Captur
 def test_the_same_through_opencl(module: CompiledModule, stub: Stub) -> None:
     by_opencl = convopt.optimize(network(), target="opencl", verify=False)(sample())
     np.testing.assert_allclose(module(sample()), by_opencl, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 2e-3)])
+def test_im2col_and_computed_products(stub: Stub, precision: str, tolerance: float) -> None:
+    """In fp16 by MMAC, emulated."""
+    names: set[str] = set()
+
+    def observe(calls: Sequence[DeviceCall]) -> None:
+        names.update(type(one.call.problem).__name__ for one in calls)
+        names.update(one.call.schedule.name for one in calls)
+
+    module = convopt.optimize(
+        products(), target="dcu:k100-ai", algorithm="im2col", precision=precision, observe=observe
+    )
+    assert names >= {"GemmProblem", "gpu-im2col", "gpu-transpose"}
+    x = np.random.default_rng(3).uniform(-1, 1, (1, 20, 9, 8)).astype(np.float32)
+    session = onnxruntime.InferenceSession(products().SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": x})[0]
+    assert np.abs(module(x) - expected).max() <= tolerance * np.abs(expected).max()
 
 
 def test_fallback_islands_run_on_the_cpu(stub: Stub, tmp_path: Path) -> None:

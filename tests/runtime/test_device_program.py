@@ -140,7 +140,9 @@ def test_islands_run_on_the_cpu_and_their_copies_are_counted() -> None:
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 4e-3), ("bf16", 3e-2)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp16", 4e-3), pytest.param("bf16", 3e-2, marks=pytest.mark.slow)]
+)
 def test_sixteen_bits_are_half_the_arena(
     compiled: convopt.CompiledModule, precision: str, tolerance: float
 ) -> None:
