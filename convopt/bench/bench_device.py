@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 from convopt.codegen.cache import KernelCache
 from convopt.codegen.device import DeviceCode
 from convopt.codegen.workers import KernelSource, compile_kernels
-from convopt.errors import CompileError, ExecutionError
-from convopt.runtime.device import Device, Memory, open_device
+from convopt.errors import CompileError, ConvoptError, ExecutionError
+from convopt.runtime.device import Compiling, Device, Memory, open_device
 from convopt.runtime.program import Launch
 from convopt.targets import GpuTarget
 
@@ -46,6 +47,21 @@ class BenchDevice:
         if source.key not in compiled.objects:
             raise CompileError(compiled.failures[source.key])
         return DeviceCode.from_bytes(compiled.objects[source.key])
+
+    def compile_all(
+        self, kernels: Sequence[tuple[Any, Any]], report: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compiles (schedule, problem) pairs on all cores, so that `code` and the device find them done.
+
+        What does not compile is left to them to say.
+        """
+        sources = [KernelSource(schedule, problem, self.target) for schedule, problem in kernels]
+        compiled = compile_kernels(sources, KernelCache(), report)
+        if isinstance(self.device, Compiling):
+            with contextlib.suppress(ConvoptError):
+                self.device.prepare(
+                    [DeviceCode.from_bytes(data).binary for data in compiled.objects.values()]
+                )
 
     def run(
         self, code: DeviceCode, inputs: Sequence[Array], outputs: Sequence[Array], repeats: int = 0

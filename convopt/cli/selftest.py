@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +127,17 @@ def _probe(bench: BenchDevice, document: Document, output: Path, progress: Repor
 
 
 def _check(bench: BenchDevice, document: Document, deadline: float, progress: ReportProgress) -> None:
-    from convopt.selftest.families import FINAL_CASES, contest_checks, small_checks
-    from convopt.selftest.simple_families import simple_checks
+    from convopt.selftest.families import FINAL_CASES, SmallCase, contest_checks, small_cases
+    from convopt.selftest.simple_families import SimpleCase, simple_cases
 
-    for count, check in enumerate(chain(small_checks(bench), simple_checks(bench))):
-        progress("kernel families", count, 0)
-        document["checks"].append(_entry(check))
+    cases: list[SmallCase | SimpleCase] = [*small_cases(bench.target), *simple_cases(bench.target)]
+    bench.compile_all(
+        [(one.schedule, one.problem) for one in cases],
+        lambda done, total: progress("compile kernels", done, total),
+    )
+    for count, one in enumerate(cases):
+        progress("kernel families", count, len(cases))
+        document["checks"].append(_entry(one.check(bench)))
     for count, (case, check) in enumerate(contest_checks(bench, deadline)):
         progress("contest", count + 1, FINAL_CASES)
         rate = case.flop / check.seconds / 1e9 if check.seconds else None

@@ -290,6 +290,8 @@ def choose(problem: ConvProblem, target: GpuTarget) -> GpuChoice:
     """
     if {problem.x.dtype, problem.y.dtype} - set(DTYPES):
         raise ValueError(f"{problem.x.dtype} to {problem.y.dtype}")
+    if not problem.taps * problem.channels:  # a phase of a transposed convolution that no tap reaches
+        raise ValueError("there is nothing to multiply")
     best = next(ranked(problem, target, unit_for(problem, target)), None)
     if best is None:
         raise ValueError(f"no form of the implicit GEMM takes this convolution on {target.name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,21 +58,32 @@ def families(problem: ConvProblem, target: GpuTarget) -> Iterator[tuple[str, Any
                 yield f"implicit GEMM {unit}, {text}", schedule
 
 
-def small_checks(bench: BenchDevice) -> Iterator[Check]:
+@dataclass(frozen=True)
+class SmallCase:
+    name: str
+    schedule: Any
+    problem: ConvProblem
+    case: ConvCase
+
+    def check(self, bench: BenchDevice) -> Check:
+        return checked(bench, self.name, self.problem, self.case, self.schedule)
+
+
+def small_cases(target: GpuTarget) -> Iterator[SmallCase]:
     for dtype in ("float32", "float16"):
         for case in SMALL[:1] if dtype == "float32" else SMALL:
             problem = dense_problem(case, dtype)
-            for name, schedule in families(problem, bench.target):
+            for name, schedule in families(problem, target):
                 if dtype == "float32" and name != "direct" and "simt" not in name:
                     continue
-                yield checked(bench, f"{name}, {dtype}, {case.text}", problem, case, schedule)
+                yield SmallCase(f"{name}, {dtype}, {case.text}", schedule, problem, case)
         problem = dense_problem(DEPTHWISE, dtype)
         vectors: dict[int, GpuDepthwise] = {}
-        for schedule in GpuDepthwise.space(problem, bench.target):
+        for schedule in GpuDepthwise.space(problem, target):
             vectors.setdefault(schedule.vector, schedule)
         for schedule in vectors.values():
             name = f"depthwise by {schedule.vector} channels, {dtype}, {DEPTHWISE.text}"
-            yield checked(bench, name, problem, DEPTHWISE, schedule)
+            yield SmallCase(name, schedule, problem, DEPTHWISE)
 
 
 def checked(

@@ -35,7 +35,7 @@ SWISH = Expression(2, (Op("add", (0, 1)), Op("sigmoid", (2,)), Op("mul", (2, 3))
 
 
 @dataclass(frozen=True)
-class _Case:
+class SimpleCase:
     """inputs as they lie in memory; the output's view, of which `expected` has the shape, in float64."""
 
     name: str
@@ -45,33 +45,32 @@ class _Case:
     output: TensorView
     expected: Array
 
+    def check(self, bench: BenchDevice) -> Check:
+        dtype = self.output.dtype
+        name, tolerance = f"{self.name}, {dtype}", TOLERANCE[dtype]
+        if (refusal := self.schedule.why_not(self.problem, bench.target)) is not None:
+            return Check(name, None, tolerance, reason=refusal)
+        y = np.zeros(self.output.size, dtype)
+        scratch = self.schedule.workspace_bytes(self.problem, bench.target)
+        workspace = [np.zeros(scratch, np.uint8)] if scratch else []
+        try:
+            bench.run(bench.code(self.schedule, self.problem), [*self.inputs, *workspace], [y])
+        except (ConvoptError, MemoryError) as failure:
+            return Check(name, None, tolerance, reason=str(failure))
+        steps = tuple(s * y.itemsize for s in self.output.strides)
+        found = np.lib.stride_tricks.as_strided(y, self.output.shape, steps).astype(np.float64)
+        if not np.isfinite(found).all():
+            return Check(name, None, tolerance, reason="not finite")
+        error = float(np.abs(found - self.expected).max() / np.abs(self.expected).max())
+        return Check(name, error, tolerance)
 
-def simple_checks(bench: BenchDevice) -> Iterator[Check]:
+
+def simple_cases(target: GpuTarget) -> Iterator[SimpleCase]:
     for dtype in ("float32", "float16"):
-        for case in _cases(bench.target, dtype):
-            yield _checked(bench, case, dtype)
+        yield from _cases(target, dtype)
 
 
-def _checked(bench: BenchDevice, case: _Case, dtype: str) -> Check:
-    name, tolerance = f"{case.name}, {dtype}", TOLERANCE[dtype]
-    if (refusal := case.schedule.why_not(case.problem, bench.target)) is not None:
-        return Check(name, None, tolerance, reason=refusal)
-    y = np.zeros(case.output.size, case.output.dtype)
-    scratch = case.schedule.workspace_bytes(case.problem, bench.target)
-    workspace = [np.zeros(scratch, np.uint8)] if scratch else []
-    try:
-        bench.run(bench.code(case.schedule, case.problem), [*case.inputs, *workspace], [y])
-    except (ConvoptError, MemoryError) as failure:
-        return Check(name, None, tolerance, reason=str(failure))
-    steps = tuple(s * y.itemsize for s in case.output.strides)
-    found = np.lib.stride_tricks.as_strided(y, case.output.shape, steps).astype(np.float64)
-    if not np.isfinite(found).all():
-        return Check(name, None, tolerance, reason="not finite")
-    error = float(np.abs(found - case.expected).max() / np.abs(case.expected).max())
-    return Check(name, error, tolerance)
-
-
-def _cases(target: GpuTarget, dtype: str) -> Iterator[_Case]:
+def _cases(target: GpuTarget, dtype: str) -> Iterator[SimpleCase]:
     rng = np.random.default_rng(0)
     n, c, h, w = SHAPE
     x = rng.uniform(-1, 1, SHAPE).astype(dtype)
@@ -80,8 +79,8 @@ def _cases(target: GpuTarget, dtype: str) -> Iterator[_Case]:
 
     def simple(
         name: str, problem: Any, inputs: Sequence[Array], output: TensorView, expected: Array
-    ) -> _Case:
-        return _Case(name, choose_simple(problem, target), problem, inputs, output, expected)
+    ) -> SimpleCase:
+        return SimpleCase(name, choose_simple(problem, target), problem, inputs, output, expected)
 
     bias = rng.uniform(-1, 1, c).astype(dtype)
     problem = PointwiseProblem((view, TensorView(SHAPE, (0, 1, 0, 0), dtype)), (view,), SWISH)
@@ -94,7 +93,7 @@ def _cases(target: GpuTarget, dtype: str) -> Iterator[_Case]:
         to = _channels_last(extents, dtype)
         problem = copy_problem(row_major(extents, dtype), to)
         name = f"transposition by {'vectors' if vector else 'elements'}"
-        yield _Case(name, GpuTranspose(vector), problem, [moved], to, moved.astype(np.float64))
+        yield SimpleCase(name, GpuTranspose(vector), problem, [moved], to, moved.astype(np.float64))
 
     pooled = _channels_last((n, c, 1, 5, 6), dtype)
     deep = _channels_last((n, c, 1, h, w), dtype)
@@ -127,12 +126,12 @@ def _cases(target: GpuTarget, dtype: str) -> Iterator[_Case]:
     matrix = row_major((n, h, w, 9, c), dtype)
     for shared in (True, False):
         text = f"im2col, {'each input loaded once' if shared else 'each output by itself'}"
-        yield _Case(text, GpuIm2col(shared), unfold, [last], matrix, np.stack(taps, 3))
+        yield SimpleCase(text, GpuIm2col(shared), unfold, [last], matrix, np.stack(taps, 3))
 
     yield from _products(target, dtype, rng)
 
 
-def _products(target: GpuTarget, dtype: str, rng: np.random.Generator) -> Iterator[_Case]:
+def _products(target: GpuTarget, dtype: str, rng: np.random.Generator) -> Iterator[SimpleCase]:
     """A batch of 3 products with tails, right operands along and across the reduction."""
     g, m, n, k = 3, 50, 44, 40
     left = rng.uniform(-1, 1, (g, m, k)).astype(dtype)
@@ -153,7 +152,7 @@ def _products(target: GpuTarget, dtype: str, rng: np.random.Generator) -> Iterat
                     schedule = replace(found, split_k=split)
                     if schedule.why_not(problem, target) is None:
                         name = f"batched GEMM {unit}, B {form} the reduction, split-K {split}"
-                        yield _Case(name, schedule, problem, [left, array], y, expected)
+                        yield SimpleCase(name, schedule, problem, [left, array], y, expected)
 
 
 def _channels_last(shape: tuple[int, ...], dtype: str) -> TensorView:

@@ -62,6 +62,7 @@ def test_expected_output(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.opencl
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_expected_output_on_a_device(case: dict[str, Any]) -> None:
     model, inputs, expected = load(case)

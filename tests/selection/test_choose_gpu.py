@@ -38,6 +38,13 @@ def test_a_family_that_was_asked_for_is_not_overruled() -> None:
     assert choose_gpu_conv(problem, target, (GpuDirectConv,)) == GpuDirectConv()
 
 
+def test_a_phase_without_taps_is_no_product() -> None:
+    """Of a transposed convolution whose stride and dilation share a factor."""
+    problem = replace(conv_problem(parse_case("n=1,c=4,h=8,w=8,k=6,r=1,s=1")), kernel=(1, 0, 1))
+    for name in ("cuda:sm_90", "dcu:k100-ai", "opencl"):
+        assert choose_gpu_conv(problem, find_target(name)) == GpuDirectConv()
+
+
 def test_refusals_are_named() -> None:
     problem = conv_problem(parse_case("n=1,c=64,h=14,w=14,k=64,r=3,s=3,pad=1"))
     problem = replace(problem, x=replace(problem.x, dtype="float64"))
