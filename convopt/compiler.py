@@ -93,7 +93,7 @@ def optimize(
     shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is
         bound at the first call; another shape compiles another Program, of which `max_programs` are kept.
     target: "cpu", this machine's; "opencl"; or a chip as `convopt targets` lists them, e.g. "cuda:sm_90",
-        which need not be here; "cuda" is the one that is.
+        which need not be here; "cuda", "rocm", "hip" and "dcu" are the one that is.
     precision: of what is stored inside, "fp32", "fp16" or "bf16"; sums are float32, inputs and outputs keep
         the model's dtypes. "bf16" multiplies in bfloat16, for which a CPU needs AMX or AVX512-BF16.
         keep_fp32: names of nodes whose products and results stay float32.

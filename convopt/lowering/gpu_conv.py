@@ -16,6 +16,7 @@ from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.pointwise_problem import ITEM_BYTES, copy_problem
+from convopt.schedules.primitives.vector_width import ITEMSIZE, MOST_BYTES, access_width
 from convopt.selection.choose_gpu import (
     GPU_CONV_FAMILIES,
     GPU_GEMM_FAMILIES,
@@ -68,6 +69,9 @@ def _in_float32(
 
 
 def _is_unfolding_cheaper(problem: ConvProblem, context: LoweringContext, target: GpuTarget) -> bool:
+    """By estimate; asked only where the implicit GEMM loads element by element what im2col puts in a row."""
+    if problem.x.dtype in ITEMSIZE and access_width(problem.x, 5) * ITEMSIZE[problem.x.dtype] == MOST_BYTES:
+        return False
     try:
         unfolded = unfolded_seconds(problem, target, context.options.im2col_cap)
         return unfolded < priced_gpu_conv(problem, target)[0]
