@@ -138,7 +138,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     if arguments.overhead:
         made = _overhead(arguments.threads or (1, 2), progress)
     else:
-        threads = arguments.threads or (usable_cores() if on is None else 1,)
+        threads = arguments.threads or (usable_cores(),)
         if arguments.startup:
             made = _startup(arguments, threads, progress)
         else:
