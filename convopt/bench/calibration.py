@@ -78,8 +78,8 @@ def save(folder: Path, threads: int, calibration: Calibration, chip: str | None 
 def _read(path: Path) -> dict[str, dict[str, Mapping[str, float]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return {}  # nothing that this user measured
     except ValueError as error:
         raise InputError(f"{path} is damaged ({error}): remove it and calibrate again") from error
     if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):

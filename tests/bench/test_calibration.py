@@ -40,6 +40,11 @@ def test_a_damaged_file(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.kernels
+def test_a_cache_folder_that_is_a_file_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert calibration.load(tmp_path / "file") == {}
+
+
 def test_calibrate_measures_and_targets_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--threads", "1,2", "--cache-dir", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
