@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.tirx.script.builder import ir as T
 
+from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.gpu_gemm_limits import registers
+from convopt.schedules.gpu_gemm_limits import MOST_INDEX, registers
 from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.primitives import gpu_emit, pipeline
 from convopt.schedules.primitives.gpu_epilogue import (
@@ -64,7 +65,8 @@ def _reduce(
     exact = _exact(config, problem)
     group, thread = body.block[1], body.thread
     x, weight, *_ = operands_of(problem, body.buffers, config.split_k > 1)
-    a = TileLoader(tile_a, ImageRows(problem, x, group, config.block_k, exact[0]), thread, first[0])
+    image = ImageRows(problem, x, group, config.block_k, exact[0])
+    a = TileLoader(tile_a, image, thread, first[0], _checked_bytes(problem.x, target))
     rows: Source = PackedRows(weight, dtype, group, features, reduction)
     if isinstance(problem, GemmProblem):
         rows = MatrixRows(weight, problem.b, group, (exact[1], problem.channels % config.block_k == 0))
@@ -121,6 +123,12 @@ def _finish(
         gpu_emit.barrier()  # the last tile has been read by all
     strip = gpu_emit.reinterpreted(pool, math.strip_rows * stride, "float32")
     end.through_shared(math, sums, strip, stride, exact)
+
+
+def _checked_bytes(view: TensorView, target: GpuTarget) -> int:
+    """Of the view's memory, where HIP's buffer loads can check them: offsets of 31 bits from element 0 on."""
+    nbytes = (view.reach + 1) * ITEMSIZE[view.dtype]
+    return nbytes if target.kind == "hip" and min(view.strides) >= 0 and nbytes <= MOST_INDEX else 0
 
 
 def _exact(config: ImplicitGemm, problem: ConvProblem) -> tuple[bool, bool]:

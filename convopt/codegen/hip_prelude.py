@@ -19,12 +19,44 @@ _SCALARS = {
     "f16": "_Float16", "u32": "unsigned int", "i16": "short", "u16": "unsigned short", "i8": "signed char",
     "u8": "unsigned char", "i64": "long long",
 }  # fmt: skip
+
+
+def _buffer_load(words: int) -> str:
+    """Words from p on, zeros unless `inside`: the memory unit checks the range, and there is no branch.
+
+    The resource's last word is that of raw buffers in AMD's composable_kernel, for gfx9 and gfx11. LLVM's
+    intrinsic goes by its name, since not every compiler has a builtin for it.
+    """
+    kind, suffix = ("u32", "i32") if words == 1 else (f"u32x{words}", f"v{words}i32")
+    name = f"convopt_raw_buffer_load_{words}"
+    return f"""#ifdef __AMDGCN__
+typedef int resource_{words} __attribute__((ext_vector_type(4)));
+__device__ {kind} {name}(resource_{words}, int, int, int) __asm("llvm.amdgcn.raw.buffer.load.{suffix}");
+#endif
+{_FUNCTION}{kind} convopt_buffer_load_{4 * words}(const void* p, int bytes, int offset, bool inside) {{
+#ifdef __AMDGCN__
+  const unsigned long long at = reinterpret_cast<unsigned long long>(p);
+#if defined(__GFX11__) || defined(__gfx1100__)
+  const int format = 0x31004000;
+#else
+  const int format = 0x00020000;
+#endif
+  const resource_{words} memory = {{(int)at, (int)(at >> 32) & 0xffff, bytes, format}};
+  return {name}(memory, inside ? offset : -2147483647 - 1, 0, 0);
+#else
+  return inside ? *reinterpret_cast<const {kind}*>(static_cast<const char*>(p) + offset) : {kind}{{}};
+#endif
+}}
+"""
+
+
 _BITS = {"f32": 32, "f16": 16, "i32": 32, "u32": 32, "i16": 16, "u16": 16, "i8": 8, "u8": 8, "i64": 64}
 _HELPERS = {
     "f16_min": f"{_FUNCTION}f16 f16_min(f16 a, f16 b) {{ return a < b ? a : b; }}\n",
     "f16_max": f"{_FUNCTION}f16 f16_max(f16 a, f16 b) {{ return a > b ? a : b; }}\n",
     "int_min": f"{_FUNCTION}int int_min(int a, int b) {{ return a < b ? a : b; }}\n",
     "int_max": f"{_FUNCTION}int int_max(int a, int b) {{ return a > b ? a : b; }}\n",
+    **{f"convopt_buffer_load_{4 * words}": _buffer_load(words) for words in (1, 2, 4)},
     "wave_size": f"{_FUNCTION}int wave_size() {{ return warpSize; }}\n",
     "atomic_add": f"{_FUNCTION}float atomic_add(float* p, float v) {{ return atomicAdd(p, v); }}\n",
 }

@@ -98,8 +98,13 @@ class Bits:
         kind = storage_type(dtype)
         if kind not in ("float16", "uint16") or lanes % 2:
             return cls(buffer, 1, kind)
-        words = T.decl_buffer((2**30,), "uint32", data=buffer.data, scope=buffer.scope(), layout=None)
-        return cls(words, 2, "uint32")
+        return cls.words(buffer, 2)
+
+    @classmethod
+    def words(cls, buffer: Any, elements: int) -> Bits:
+        """Words of 32 bits, `elements` in each."""
+        view = T.decl_buffer((2**30,), "uint32", data=buffer.data, scope=buffer.scope(), layout=None)
+        return cls(view, elements, "uint32")
 
     def get(self, start: Any, lanes: int) -> Any:
         return vector(self.buffer, start // self.elements, lanes // self.elements)

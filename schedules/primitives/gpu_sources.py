@@ -23,6 +23,7 @@ from convopt.schedules.primitives.gpu_emit import (
 )
 from convopt.schedules.primitives.gpu_nest import indices_of
 from convopt.schedules.primitives.shared_tile import SharedTile
+from convopt.schedules.primitives.vector_width import ITEMSIZE
 
 
 class Source(Protocol):
@@ -133,8 +134,11 @@ class MatrixRows:
 class TileLoader:
     """Fills a SharedTile from a source: through registers (`load`, then `store`) or by `copy`."""
 
-    def __init__(self, tile: SharedTile, source: Source, thread: Any, first_row: Any) -> None:
-        self.tile, self.source, self.thread = tile, source, thread
+    def __init__(
+        self, tile: SharedTile, source: Source, thread: Any, first_row: Any, checked_bytes: int = 0
+    ) -> None:
+        """checked_bytes: of the source's memory, where the device's loads can check it; 0: they can't."""
+        self.tile, self.source, self.thread, self.checked_bytes = tile, source, thread, checked_bytes
         self.places = [tile.position(thread, slot) for slot in range(tile.slots)]
         self.registers = local(tile.slots * tile.vector, source.dtype)
         source.enter([first_row + row for row, _ in self.places], tile.vector)
@@ -145,7 +149,7 @@ class TileLoader:
 
     def load(self, first_k: Any) -> None:
         """Global memory to registers; first_k: the tile's first position of the reduction."""
-        v = self.tile.vector
+        v, itemsize = self.tile.vector, ITEMSIZE[self.source.dtype]
         origin = Bits.of(self.source.buffer, self.source.dtype, v)
         kept = Bits.of(self.registers, self.source.dtype, v)
         for slot, (_, column) in enumerate(self.places):
@@ -154,11 +158,23 @@ class TileLoader:
                 if inside is None:
                     kept.put(slot * v, origin.get(offset, v), v)
                     continue
+                if self.checked_bytes and v * itemsize % 4 == 0:
+                    Bits.words(self.registers, 4 // itemsize).put(slot * v, self._checked(offset, inside), v)
+                    continue
                 with T.If(inside):
                     with T.Then():
                         kept.put(slot * v, origin.get(offset, v), v)
                     with T.Else():
                         kept.put(slot * v, origin.zeros(v), v)
+
+    def _checked(self, offset: Any, inside: Any) -> Any:
+        """A vector's words, by a load that finds out for itself whether it is inside: no branch around it."""
+        itemsize = ITEMSIZE[self.source.dtype]
+        words = self.tile.vector * itemsize // 4
+        return T.call_extern(
+            "uint32" if words == 1 else f"uint32x{words}", f"convopt_buffer_load_{4 * words}",
+            T.address_of(self.source.buffer[0]), self.checked_bytes, offset * itemsize, inside,
+        )  # fmt: skip
 
     def store(self, pool: Any, base: Any) -> None:
         """Registers to shared memory, the tile's first element at `base`."""

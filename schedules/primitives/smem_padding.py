@@ -76,23 +76,30 @@ def read_degree(math: Any, tile: SharedTile, operand: str, itemsize: int, banks:
 def epilogue_degree(math: Any, stride: int, lanes: int, by_rows: bool, banks: Banks) -> int:
     """Of writing a strip of accumulators and reading it back in rows of `stride` float32."""
     threads = np.arange(math.threads)
-    written = _strip(math)
-    worst = max(conflict_degree(4 * (row * stride + column), 4, banks) for row, column in written)
+    worst = max(conflict_degree(4 * (row * stride + column), 4, banks) for row, column in _strip(math))
     across = math.block_n // lanes
     units, width = math.strip_rows * across, min(4, lanes)
+    seen = set()
     for first in range(0, units, math.threads):
         row, column = store_position(threads + first, math.strip_rows, across, lanes, by_rows)
-        for part in range(0, lanes, 4):
-            starts = np.where(threads + first < units, 4 * (row * stride + column + part), -1)
+        # The parts of a vector, and rounds that begin elsewhere, only turn the banks.
+        start = row * stride + column
+        starts = np.where(threads + first < units, 4 * (start - start[0]), -1)
+        if (pattern := starts.tobytes()) not in seen:
+            seen.add(pattern)
             worst = max(worst, conflict_degree(starts, 4 * width, banks))
     return worst
 
 
 @lru_cache(maxsize=256)
 def _strip(math: Any) -> list[tuple[Lanes, Lanes]]:
-    """(rows, columns) of every write of a strip, by all threads."""
+    """(rows, columns) of the writes of a strip, by all threads, from thread 0's on.
+
+    Those that differ by where all threads begin only turn the banks: they are listed once.
+    """
     elements = math.strip_elements(np.arange(math.threads), 0)
-    return [(np.asarray(row), np.asarray(column)) for _, row, column in elements]
+    moved = ((np.asarray(row - row[0]), np.asarray(column - column[0])) for _, row, column in elements)
+    return list({(row.tobytes(), column.tobytes()): (row, column) for row, column in moved}.values())
 
 
 @lru_cache(maxsize=4096)
