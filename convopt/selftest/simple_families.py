@@ -146,13 +146,12 @@ def _products(target: GpuTarget, dtype: str, rng: np.random.Generator) -> Iterat
             ("along", along, np.ascontiguousarray(right.transpose(0, 2, 1))),
         ):
             problem = gemm_problem(row_major((g, m, k), dtype), b, y)
-            found = next((s for s in ImplicitGemm.space(problem, target) if s.unit == unit), None)
-            if found is not None:
-                for split in (1, 2):
-                    schedule = replace(found, split_k=split)
-                    if schedule.why_not(problem, target) is None:
-                        name = f"batched GEMM {unit}, B {form} the reduction, split-K {split}"
-                        yield SimpleCase(name, schedule, problem, [left, array], y, expected)
+            parts = (2, 2) if unit == "simt" else (32, 32)
+            tile = ImplicitGemm(32, 32, 32, *parts, unit=unit).padded(problem, target)
+            for schedule in (tile, replace(tile, split_k=2, stages=1)):
+                if schedule.why_not(problem, target) is None:
+                    name = f"batched GEMM {unit}, B {form} the reduction, split-K {schedule.split_k}"
+                    yield SimpleCase(name, schedule, problem, [left, array], y, expected)
 
 
 def _channels_last(shape: tuple[int, ...], dtype: str) -> TensorView:
