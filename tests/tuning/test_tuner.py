@@ -243,5 +243,5 @@ def test_options_that_contradict(tmp_path: Path) -> None:
     model = conv_model(parse_case("n=1,c=4,h=5,w=5,k=4,r=3,s=3"))
     with pytest.raises(InputError, match="tune measures all schedules"):
         convopt.optimize(model, tune=1.0, deterministic=True, cache_dir=tmp_path)
-    with pytest.raises(InputError, match="expected more than 0"):
+    with pytest.raises(InputError, match="more than 0"):
         convopt.optimize(model, tune=0.0, cache_dir=tmp_path)
