@@ -18,7 +18,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 MOST_INDEX = 2**31 - 1  # indices are int32
 ADDRESS_REGISTERS = 32  # per thread, roughly: addresses, loop counters, values on their way to shared memory
 LOOP_REGISTERS = 32  # counters, bases of the operands, offsets and conditions under way
-ROW_REGISTERS = 3  # of a row of A: its offset, and where it lies along two dims that are padded
+ROW_REGISTERS = 4  # of a row of A: its offset, where it lies along two padded dims, whether it exists
 
 
 def registers(config: ImplicitGemm, problem: ConvProblem) -> int:
