@@ -72,7 +72,7 @@ def test_an_opencl_device_is_calibrated(
     document = json.loads(capsys.readouterr().out)
     assert undocumented(document, calibrate.COMMAND.fields) == set()
     (one,) = document["measured"]
-    assert 0.1 < one["peak_gflops"] < 1e6 and 0.1 < one["bandwidth_gbs"] < 1e5 and one["launch_us"] < 1e5
+    assert 0.001 < one["peak_gflops"] < 1e6 and 0.001 < one["bandwidth_gbs"] < 1e5 and one["launch_us"] < 1e5
     calibrate.COMMAND.show(document)
     assert "declared" in capsys.readouterr().out
     assert calibration.load(tmp_path) == {}, "a GPU's numbers are not the CPU's"

