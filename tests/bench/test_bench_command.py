@@ -88,7 +88,10 @@ def test_a_model_needs_its_dynamic_dims(tmp_path: Path, capsys: pytest.CaptureFi
         (["--conv", SMALL, "--batch", "2"], "--batch goes with --suite, --network and --module only"),
         ([""], "IN.onnx is empty"),
         (["--conv", SMALL, "--shape", "x:1"], "--shape goes with a model only"),
-        (["--conv", SMALL, "--startup"], "--startup goes with IN.onnx, --network, --models and --module only"),
+        (
+            ["--conv", SMALL, "--startup"],
+            "--startup goes with IN.onnx, --network, --models and --module only",
+        ),
         (["--models", "rnet,anet"], "--models anet: expected some of det, rec"),
         (["--conv", SMALL, "-o", "out.txt"], "ends in .json"),
         (["nowhere.onnx"], "nowhere.onnx: no such file"),

@@ -98,6 +98,9 @@ def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_torch, "_captured", lambda launch: launch)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    # torch's own test library, once imported, freezes what cudnn is told.
+    mutable = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(mutable, "__allow_nonbracketed_mutation_flag", True)
 
 
 @pytest.mark.usefixtures("cpu_as_cuda")
