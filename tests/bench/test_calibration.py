@@ -65,14 +65,15 @@ def test_calibrate_measures_and_targets_shows(tmp_path: Path, capsys: pytest.Cap
 def test_an_opencl_device_is_calibrated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With less work than to be measured well."""
+    """With less work than to be measured well, but with the compiler's optimizations, unlike other tests."""
+    monkeypatch.delenv("PYOPENCL_BUILD_OPTIONS", raising=False)
     for name, value in (("COPIED", 1 << 20), ("CHAINED", 1 << 16), ("CHAIN", 64), ("LAUNCHES", 20)):
         monkeypatch.setattr(device_calibration, name, value)
     assert main(["calibrate", "--target", "opencl", "--cache-dir", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert undocumented(document, calibrate.COMMAND.fields) == set()
     (one,) = document["measured"]
-    assert 0.001 < one["peak_gflops"] < 1e6 and 0.001 < one["bandwidth_gbs"] < 1e5 and one["launch_us"] < 1e5
+    assert 0.1 < one["peak_gflops"] < 1e6 and 0.1 < one["bandwidth_gbs"] < 1e5 and one["launch_us"] < 1e5
     calibrate.COMMAND.show(document)
     assert "declared" in capsys.readouterr().out
     assert calibration.load(tmp_path) == {}, "a GPU's numbers are not the CPU's"

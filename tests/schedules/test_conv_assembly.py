@@ -89,8 +89,13 @@ def test_depthwise_keeps_its_sums_in_registers(layer: str, name: str) -> None:
     assert loops, f"{schedule} has no inner loop of multiply-adds"
     for body in loops:
         # The loop is a whole tile, all weights included: what LLVM holds of them beyond the registers may
-        # wait on the stack, stored once and loaded again for each output, as cheap as from where it came.
-        # (5x5 at 14x14: 21 of 25 weights; the fastest tile of `convopt choices` nevertheless.)
+        # wait on the stack, as cheap as loading it again.
+        products = sum(bool(_FMA.match(line)) for line in body)
+        if problem.taps <= target.vector_registers:
+            assert len(spills(body)) * 10 <= products, f"{schedule}: {spills(body)[0]}"
+            continue
+        # More weights than registers: each is stored once at most, and loaded again once for each output.
+        # (5x5 at 14x14 on 16 registers: 21 of 25 weights; the fastest of `convopt choices` all the same.)
         stored = [line for line in spills(body) if line.endswith("(%rsp)")]
         assert len(stored) <= problem.taps, f"{schedule}: {stored[0]}"
         assert len(spills(body)) - len(stored) <= len(stored) * schedule.rows * schedule.columns
