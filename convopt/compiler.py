@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from convopt.grouping import (
 from convopt.ir.groups import expand_groups
 from convopt.ir.layout import CHANNELS_LAST, boundary
 from convopt.ir.values import dims_of, static_shape
-from convopt.lowering.base import LoweringOptions
+from convopt.lowering.base import LoweringOptions, Progress
 from convopt.lowering.program import Fallbacks, Observe, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
 from convopt.passes.base import After, Pass, PassReport
@@ -62,7 +62,6 @@ from convopt.tuning.session import tune_problems
 from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
-Progress = Callable[[str, int, int], None]
 
 
 def optimize(

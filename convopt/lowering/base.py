@@ -6,7 +6,7 @@ meaning. `lower(group, context)` returns the kernel calls that compute it, in or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class Temporary:
 
 
 Operand = ir.Value | Constant | Temporary
+Progress = Callable[[str, int, int], None]  # of a stage: its name, steps done, steps in all
 
 
 @dataclass(frozen=True)

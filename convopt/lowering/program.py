@@ -22,7 +22,7 @@ from convopt.ir.groups import REFUSED, make_group
 from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import constant, static_shape, unique_name
 from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
-from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Refused
+from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Progress, Refused
 from convopt.lowering.conv import halo_of, needs_no_border
 from convopt.lowering.families import copy_call, halo_call, lower_group
 from convopt.lowering.storage import (
@@ -40,8 +40,6 @@ from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_amx import AmxConv
 from convopt.targets import CpuTarget, GpuTarget
-
-Progress = Callable[[str, int, int], None]
 
 
 class Fallbacks(Exception):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from convopt.codegen.cache import KernelCache
 from convopt.errors import InputError
-from convopt.lowering.base import LoweringOptions
+from convopt.lowering.base import LoweringOptions, Progress
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.tuning.records import STORE_NAME
 from convopt.tuning.runner import LocalRunner, NoDevice, Runner
@@ -16,8 +16,6 @@ from convopt.tuning.store import Store
 from convopt.tuning.tuner import Board, Outcome, Status, Task, Tuner
 
 logger = logging.getLogger("convopt")
-
-Progress = Callable[[str, int, int], None]
 
 
 def tune_problems(

@@ -198,23 +198,27 @@ def _adaptive(rank: int, maximum: bool) -> Callable[..., Any]:
     return translate
 
 
+def _adaptive_bounds(n: int, m: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Window o of m over n inputs: from floor(o n / m) to ceil((o + 1) n / m)."""
+    return np.arange(m) * n // m, -(-np.arange(1, m + 1) * n // m)
+
+
 def _adaptive_windows(n: int, m: int) -> npt.NDArray[np.int64]:
     """The positions of (elements of a window, m windows) over n inputs; short windows repeat their last."""
-    first, end = np.arange(m) * n // m, -(-np.arange(1, m + 1) * n // m)
+    first, end = _adaptive_bounds(n, m)
     return np.minimum(first + np.arange((end - first).max())[:, None], end - 1)
 
 
 def _windows(b: Builder, x: Operand, extents: Sequence[int], outputs: Sequence[int], reduce: str) -> Any:
-    """Axis after axis, window o from floor(o n / m) to ceil((o + 1) n / m), n inputs and m outputs."""
+    """Axis after axis, the reduction of each window of its own extent."""
     for axis, (n, m) in enumerate(zip(extents, outputs, strict=True), 2):
         if n == m:
             continue
         if m > MOST_WINDOWS:
             raise Untranslatable(f"{m} windows of different extents")
         parts = []
-        for o in range(m):
-            first, end = o * n // m, -(-(o + 1) * n // m)
-            part = b.op("Slice", x, [first], [end], [axis])
+        for first, end in zip(*_adaptive_bounds(n, m), strict=True):
+            part = b.op("Slice", x, [int(first)], [int(end)], [axis])
             parts.append(b.op(reduce, part, [axis], keepdims=1))
         x = b.op("Concat", *parts, axis=axis)
     return x
