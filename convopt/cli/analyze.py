@@ -114,7 +114,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="analyze",
-    help="what each convolution costs and what bounds it",
     description="""\
 For each convolution of the optimized model: its GEMM, M x N x K for each group (M output pixels, N output
 channels, K kernel positions times input channels; of a transposed one M input pixels, N output channels times

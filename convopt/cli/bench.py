@@ -310,7 +310,6 @@ def _status(document: Document) -> int:
 
 COMMAND = Command(
     name="bench",
-    help="time convopt beside other engines",
     description=PROTOCOL,
     fields=FIELDS,
     add_arguments=_add_arguments,

@@ -113,7 +113,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="build",
-    help="compile an artifact's HIP source on the machine that runs it",
     description=(
         "Compiles the HIP source that an artifact for a DCU holds with this machine's hipcc, on all cores."
         " Code objects are kept by source, flags and compiler, so that each is compiled once; the first run"

@@ -114,7 +114,6 @@ def _plan_text(plan: dict[str, Any]) -> str:
 
 COMMAND = Command(
     name="cache",
-    help="what tuning remembers: list, export, import, merge, prune, verify",
     description="""\
 The store of `convopt tune`: a SQLite file in the cache folder. Records are valid for one convolution
 (shapes, layout, epilogue), chip, number of threads, code generator and version of the schedule; others stay

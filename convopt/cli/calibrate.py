@@ -100,7 +100,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="calibrate",
-    help="measure this machine's peak, bandwidth and launch cost",
     description="""\
 Measures with 32-bit floats what the declared numbers leave open, and keeps it in the cache folder, per chip
 and number of threads: `convopt targets` and `convopt explain --cost` show the CPU's. --target measures a GPU

@@ -101,7 +101,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="choices",
-    help="measure how good the untuned choices are",
     description="""\
 Measures a small space of each convolution whole, at least 64 plans over all algorithms where there are so
 many, then the fastest few again in turn, and compares: the model's first choice, the best of its first

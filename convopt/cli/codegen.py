@@ -160,7 +160,6 @@ def _pair(without: Any, with_it: Any, form: str) -> str:
 
 COMMAND = Command(
     name="codegen",
-    help="a model's GPU kernels as sources and binaries, with a table of what each takes",
     description="""\
 Compiles the model for a GPU, which need not be here, and writes each kernel's source and binary to DIR. The
 table has a row per launch: grid, block, registers per thread, shared bytes per block, spilled bytes,

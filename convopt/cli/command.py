@@ -24,7 +24,7 @@ ReportProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand.
+    """One subcommand; its line in the list of all is in `convopt.cli.main`.
 
     fields: the paths in its JSON document, each with what stands there; part of the help. `a[]` is each
         element of the list a, `a{}` each value of the object a, whose keys are names.
@@ -33,7 +33,6 @@ class Command:
     """
 
     name: str
-    help: str
     description: str
     fields: Mapping[str, str]
     add_arguments: Callable[[argparse.ArgumentParser], None]

@@ -115,7 +115,6 @@ def _status(document: Document) -> int:
 
 COMMAND = Command(
     name="doctor",
-    help="what is installed, found and usable for each target, and what is missing",
     description=(
         "Looks for compilers, runtime libraries and devices of every target. Where a target can't run here,"
         " the one thing that is missing first is named, with what to install or set."

@@ -112,7 +112,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="explain",
-    help="what each pass did to each convolution, and every refusal",
     description="""\
 Optimizes the model and says of each convolution what each pass did to it, what it refused to do and why, and
 which schedule computes it in the end. Nodes that fell back or were refused something are listed too.

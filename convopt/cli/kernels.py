@@ -90,7 +90,6 @@ def _config(config: dict[str, Any]) -> str:
 
 COMMAND = Command(
     name="kernels",
-    help="kernels compiled once, for sizes that come at run time",
     description="""\
 Matrix products y[m, n] = a[m, k] @ b[k, n] whose sizes come at run time. `build` compiles every configuration
 that the tile selection rule keeps whatever the sizes (its first two steps) into one library; `select` takes

@@ -201,7 +201,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="optimize",
-    help="make a compiled artifact, or a better ONNX file",
     description="""\
 -o OUT.convopt compiles the model for a target and its input shapes: `convopt run` and convopt.load run it.
 -o OUT.onnx writes the model in standard operators for any runtime: shapes and constants folded, normalization

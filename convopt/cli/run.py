@@ -227,7 +227,6 @@ _ARRAY_FIELDS = {
 
 COMMAND = Command(
     name="run",
-    help="call an artifact or a model",
     description="""\
 Runs an artifact or a model on arrays from files or on random ones. Of the options from --shape to --cache-dir
 an artifact takes --threads only; it has the others fixed.""",

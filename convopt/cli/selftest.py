@@ -218,7 +218,6 @@ def _status(document: Document) -> int:
 
 COMMAND = Command(
     name="selftest",
-    help="probe a device, check every kernel family on it, time the contest's cases",
     description=(
         "Tiny kernels find out the wave size, atomic additions, banks of shared memory and which lane of a"
         " matrix unit holds which element; then every kernel family is compared with the CPU, and the six"

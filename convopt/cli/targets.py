@@ -71,7 +71,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="targets",
-    help="the devices that convopt knows",
     description="""\
 The devices that convopt generates code for, with the numbers that its choices rest on. Models are compiled
 for the one marked as this machine, which `--target cpu` means.""",

@@ -160,7 +160,6 @@ PLAN_FIELDS = {
 
 COMMAND = Command(
     name="tune",
-    help="measure schedules within a budget, and remember the best",
     description="""\
 Measures schedules for each convolution of a model, of a suite or a single one, where there is most to gain,
 and stops within 5 s of the budget. What beats the untuned choice when both run in turn is kept in a store in

@@ -64,7 +64,6 @@ def _show(document: Document) -> None:
 
 COMMAND = Command(
     name="worker",
-    help="offer this machine for measuring, or run the tracker",
     description="""\
 Runs until it is interrupted, a device also until its tracker is gone. --start-tracker hands out machines;
 --tracker registers this one, and measures what `convopt tune --tracker HOST:PORT --key KEY` sends from one

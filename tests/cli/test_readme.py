@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from convopt.cli.main import COMMANDS
+from convopt.cli.main import COMMANDS, load
 
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- fields: begin", "<!-- fields: end -->"
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- fields: begin", "<!-- fields: end -->"
 def expected_text() -> str:
     """A folded list for each command."""
     parts = []
-    for command in COMMANDS:
+    for command in map(load, COMMANDS):
         fields = "\n".join(f"- `{path}`: {meaning}" for path, meaning in command.fields.items())
         summary = f"<summary><code>convopt {command.name} --json</code></summary>"
         parts.append(f"<details>{summary}\n\n{fields}\n\n</details>")
