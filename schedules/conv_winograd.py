@@ -1,9 +1,10 @@
-"""Winograd convolution F(m x m, 3x3) for stride 1, channels-last, its transforms fused around the products.
+"""Winograd convolution F(m x m, 3x3) for strides 1 and 2, its transforms fused around the products.
 
-m x m outputs come from a = m + 2 inputs squared: transformed inputs V and weights U are multiplied point by
-point, which over all tiles is a*a small matrix products (Lavin and Gray, "Fast Algorithms for Convolutional
-Neural Networks", 2015: Y = A^T [(G g G^T) * (B^T d B)] A). 9 m*m multiplications become a*a: 2.25 times fewer
-for m = 2, 4 times for m = 4, at the price of the transforms and of accuracy.
+m x m outputs come from a x a inputs: transformed inputs V and weights U are multiplied point by point, which
+over all tiles is a*a small matrix products (Lavin and Gray, "Fast Algorithms for Convolutional Neural
+Networks", 2015: Y = A^T [(G g G^T) * (B^T d B)] A). 9 m*m multiplications become a*a, at the price of the
+transforms and of accuracy. With stride 1, a = m + 2: 2.25 times fewer for m = 2, 4 times for m = 4. With
+stride 2, a = 2 m + 1: 1.44 times fewer for m = 2, 1.65 for 3, 1.78 for 4 (see `strided`).
 
     task (image, block of tiles, chunk of output channels)
       V[point, tile, c] = B^T d B of the inputs under each tile          scratch
@@ -19,8 +20,9 @@ there are many output channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -40,9 +42,13 @@ if TYPE_CHECKING:
 Matrix = tuple[tuple[float, ...], ...]
 
 
+# Where the polynomials are evaluated, in this order: small ones keep the rounding errors small.
+POINTS = (0, 1, -1, 2, -2)
+
+
 @dataclass(frozen=True)
 class Transform:
-    """The three matrices of F(m x m, 3x3) (Lavin and Gray, 2015, section 4)."""
+    """The three matrices of m outputs in one dimension: y = A^T [(G g) * (B^T d)]."""
 
     m: int
     b_t: Matrix
@@ -52,36 +58,45 @@ class Transform:
     @property
     def size(self) -> int:
         """Inputs per side of a tile, points per side of the products."""
-        return self.m + 2
+        return len(self.b_t)
 
 
-F2 = Transform(
-    2,
-    ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    ((1, 1, 1, 0), (0, 1, -1, -1)),
-    ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-)
-F4 = Transform(
-    4,
-    (
-        (4, 0, -5, 0, 1, 0),
-        (0, -4, -4, 1, 1, 0),
-        (0, 4, -4, -1, 1, 0),
-        (0, -2, -1, 2, 1, 0),
-        (0, 2, -1, -2, 1, 0),
-        (0, 4, 0, -5, 0, 1),
-    ),
-    ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
-    (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
-        (0, 0, 1),
-    ),
-)
-TRANSFORMS = {2: F2, 4: F4}
+def toom_cook(m: int, taps: int) -> Transform:
+    """F(m, taps) with stride 1, from m + taps - 2 points and infinity (Lavin and Gray, 2015, section 4)."""
+    points = POINTS[: m + taps - 2]
+    b_t, g = [], []
+    for p in points:
+        others = [q for q in points if q != p]
+        b_t.append((*_monic(others), 0.0))
+        g.append(tuple(p**i / prod(p - q for q in others) for i in range(taps)))
+    b_t.append(_monic(points))
+    g.append((*(0.0,) * (taps - 1), 1.0))
+    a_t = [(*(float(p**i) for p in points), float(i == m - 1)) for i in range(m)]
+    return Transform(m, tuple(b_t), tuple(a_t), tuple(g))
+
+
+def _monic(roots: Sequence[int]) -> tuple[float, ...]:
+    """Coefficients of the product of (x - root), the constant first."""
+    return tuple(float(c) for c in np.poly(roots)[::-1]) if roots else (1.0,)
+
+
+def strided(m: int) -> Transform:
+    """m outputs of three taps with stride 2: taps 0 and 2 meet the even inputs alone, tap 1 the odd ones.
+
+    The even inputs are convolved by F(m, 2), the odd ones multiplied as they are: m + 1 + m products for
+    3 m.
+    """
+    even = toom_cook(m, 2)
+    unit = np.eye(m).tolist()
+    b_t = [tuple(row[k // 2] if k % 2 == 0 else 0.0 for k in range(2 * m + 1)) for row in even.b_t]
+    b_t += [tuple(float(k == 2 * i + 1) for k in range(2 * m + 1)) for i in range(m)]
+    a_t = [(*row, *one) for row, one in zip(even.a_t, unit, strict=True)]
+    g = [(first, 0.0, last) for first, last in even.g] + [(0.0, 1.0, 0.0)] * m
+    return Transform(m, tuple(b_t), tuple(a_t), tuple(g))
+
+
+# By stride and m.
+TRANSFORMS = {(1, m): toom_cook(m, 3) for m in (2, 4)} | {(2, m): strided(m) for m in (2, 3, 4)}
 # Measured with 320 channels to 4: five times slower than without the transforms.
 LEAST_FEATURES = 16
 
@@ -108,7 +123,9 @@ class WinogradConv:
     def space(cls, problem: ConvProblem, target: Target) -> Iterator[WinogradConv]:
         from convopt.schedules.conv_direct import tile_pixels
 
-        for m in TRANSFORMS:
+        for stride, m in TRANSFORMS:
+            if stride != problem.strides[1]:
+                continue
             rows, columns = -(-problem.y.shape[3] // m), -(-problem.y.shape[4] // m)
             areas = {(r, columns) for r in (1, 2, 4, -(-rows // 2), rows) if r <= rows}
             areas |= {(1, -(-columns // parts)) for parts in (2, 4) if columns >= 16 * parts}
@@ -122,8 +139,11 @@ class WinogradConv:
                         yield cls(m, pixels, vectors, *area, chunk, block)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
-        if problem.kernel != (1, 3, 3) or problem.strides != (1, 1, 1) or problem.dilations != (1, 1, 1):
-            return "only 3x3 with stride 1 and dilation 1"
+        if problem.kernel != (1, 3, 3) or problem.dilations != (1, 1, 1):
+            return "only 3x3 with dilation 1"
+        _, stride, _ = problem.strides
+        if problem.strides != (1, stride, stride) or (stride, self.m) not in TRANSFORMS:
+            return f"no transform to {self.m}x{self.m} outputs with strides {problem.strides}"
         if problem.channels % target.lanes or problem.x.strides[5] != 1:
             return f"input channels are not contiguous vectors of {target.lanes}"
         if problem.features < LEAST_FEATURES:
@@ -136,9 +156,11 @@ class WinogradConv:
             return f"blocks of {self.feature_block} tiles of channels don't divide {self.feature_chunk}"
         return None
 
-    @property
-    def points(self) -> int:
-        return (self.m + 2) ** 2
+    def transform(self, problem: ConvProblem) -> Transform:
+        return TRANSFORMS[problem.strides[1], self.m]
+
+    def points(self, problem: ConvProblem) -> int:
+        return self.transform(problem).size ** 2
 
     @property
     def batch(self) -> int:
@@ -167,12 +189,13 @@ class WinogradConv:
         if problem.channels * tile_k * 4 > target.l1 * 3 // 4:
             step = max(step, tile_k * 4 / L2_BYTES_PER_CYCLE)
         around = max(6.0, 2 * products - 6)
-        compute = self.points * runs * features * (problem.channels * step + around)
+        points = self.points(problem)
+        compute = points * runs * features * (problem.channels * step + around)
         # Loads, stores and about 2 operations per load and point, two a cycle.
-        transform = self.points * (1.0 + 1.0 + 0.5)
+        transform = points * (1.0 + 1.0 + 0.5)
         compute += self.batch * (problem.channels // lanes + features * self.vectors) * transform
         v_bytes, m_bytes = self._scratch_parts(problem, target)
-        u_bytes = 4 * self.points * problem.channels * features * tile_k
+        u_bytes = 4 * points * problem.channels * features * tile_k
         reads = 1 if self.feature_block == self.feature_chunk else features
         passing = 0.0
         if v_bytes + min(m_bytes, 64 << 10) > target.l2 * 3 // 4:
@@ -183,7 +206,7 @@ class WinogradConv:
         # took 1.4 times as long as blocks of 1 MB (measured).
         kept = v_bytes + m_bytes <= target.l3 // 16
         stream = passing / (L3_BYTES_PER_CYCLE if kept else MEMORY_BYTES_PER_CYCLE)
-        whole = 4 * self.points * problem.channels * problem.features
+        whole = 4 * points * problem.channels * problem.features
         stream += u_bytes / (L3_BYTES_PER_CYCLE if whole <= target.l3 // 2 else MEMORY_BYTES_PER_CYCLE)
         seconds = self.tasks(problem, target) / CLOCK
         return Estimate(compute * seconds, stream * seconds, 0.5 * min(compute, stream) * seconds)
@@ -204,7 +227,7 @@ class WinogradConv:
     def _scratch_parts(self, problem: ConvProblem, target: Target) -> tuple[int, int]:
         """Bytes of V and of M."""
         v, m = self.slabs(problem, target)
-        return 4 * self.points * v, 4 * self.points * m
+        return 4 * self.points(problem) * v, 4 * self.points(problem) * m
 
     def scratch_bytes(self, problem: ConvProblem, target: Target) -> int:
         return sum(self._scratch_parts(problem, target))
@@ -212,14 +235,14 @@ class WinogradConv:
     def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
         """U = G g G^T, computed in float64, as (g, blocks of tiles, point, tile of the block, c, channel)."""
         tile, size = self.vectors * target.lanes, self.feature_block
-        g_matrix = np.array(TRANSFORMS[self.m].g)
+        g_matrix = np.array(self.transform(problem).g)
         g, k, c = weight.shape[:3]
         blocks = -(-k // (tile * size))
         padded = np.zeros((g, blocks * size * tile, c, 3, 3))
         padded[:, :k] = weight[:, :, :, 0]
-        # One product with the Kronecker square of G: 36 (or 16) points of the 9 taps.
+        # One product with the Kronecker square of G: all points of the 9 taps.
         points = padded.reshape(-1, 9) @ np.kron(g_matrix, g_matrix).T
-        flat = points.astype(np.float32).reshape(g, blocks, size, tile, c, self.points)
+        flat = points.astype(np.float32).reshape(g, blocks, size, tile, c, self.points(problem))
         packed = [np.ascontiguousarray(flat.transpose(0, 1, 5, 2, 4, 3))]
         return packed if bias is None else [*packed, pack_bias(bias, tile)]
 

@@ -40,7 +40,7 @@ def conv_seconds(schedule: Any, problem: ConvProblem, target: Target, threads: i
 
 def refusal(schedule: Any, problem: ConvProblem, target: Target) -> str | None:
     """Why the schedule can't compute the problem, None if it can."""
-    if not problem.bordered and not isinstance(schedule, ShiftedConv):
+    if not problem.bordered and not isinstance(schedule, (ShiftedConv, WinogradConv)):
         return "the input has no border of zeros"
     reason: str | None = schedule.why_not(problem, target)
     return reason

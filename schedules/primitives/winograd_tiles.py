@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.conv_tiles import balanced, load, pieces, store, sub_vector
+from convopt.schedules.primitives.conv_tiles import balanced, branch, load, pieces, store, sub_vector
 from convopt.schedules.primitives.emit import hold, kernel, lanes_at, prefetch, register, splat, widened
 from convopt.schedules.primitives.vector_math import emit
 
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
 
 
 def winograd_kernel(schedule: WinogradConv, problem: ConvProblem, target: Target, symbol: str) -> Any:
-    from convopt.schedules.conv_winograd import TRANSFORMS
-
     with kernel(symbol, problem.operands) as body:
         scratch = T.decl_buffer((2**31 - 1,), "float32", data=body.scratch, align=4, layout=None)
-        stages = _Stages(schedule, problem, target, body.buffers, scratch, TRANSFORMS[schedule.m])
+        stages = _Stages(schedule, problem, target, body.buffers, scratch)
         with body.task() as task:
             stages(task)
     return body.function
@@ -45,6 +44,14 @@ def combine(coefficients: Sequence[float], vectors: Sequence[Any], lanes: int) -
     return total
 
 
+def by_edge(condition: Any, action: Callable[[bool], None]) -> None:
+    """action(whether the condition holds), decided at run time; None holds never."""
+    if condition is None:
+        action(False)
+        return
+    branch(condition, True, lambda: action(True), lambda: action(False))
+
+
 class _Stages:
     def __init__(
         self,
@@ -53,15 +60,15 @@ class _Stages:
         target: Target,
         buffers: list[Any],
         scratch: Any,
-        transform: Any,
     ) -> None:
         self.schedule, self.problem, self.lanes = schedule, problem, target.lanes
-        self.transform, self.size = transform, transform.size
+        self.transform = schedule.transform(problem)
+        self.size, self.stride = self.transform.size, problem.strides[1]
         self.x, self.weight, *rest = buffers
         self.bias = rest.pop(0) if problem.bias else None
         *self.others, self.y = rest
         self.scratch = scratch
-        self.batch, self.points = schedule.batch, schedule.points
+        self.batch, self.points = schedule.batch, schedule.points(problem)
         self.tile_k = schedule.vectors * target.lanes
         self.features = schedule.features(problem, target)
         self.v_slab, self.m_slab = schedule.slabs(problem, target)
@@ -78,7 +85,8 @@ class _Stages:
         row0, column0 = area // columns * schedule.tile_rows, area % columns * schedule.tile_columns
         place = (group, image // depth, image % depth)
         with T.serial(0, self.batch) as t:
-            self._each_edge(row0, column0, t, lambda y, x, edge: self._input(place, y, x, t, edge))
+            row, column = self._tile_at(row0, column0, t)
+            by_edge(self._reads_beyond(row, column), lambda edge: self._input(place, row, column, t, edge))
         count = tirx.min(self.features - feature0, schedule.feature_chunk)
         size = schedule.feature_block
         with T.serial(0, (count + size - 1) // size) as block:
@@ -87,41 +95,66 @@ class _Stages:
             with T.serial(0, self.points) as point, T.serial(0, width) as i:
                 self._products(group, first, point, i)
             with T.serial(0, self.batch) as t, T.serial(0, width) as i:
-                self._each_edge(
-                    row0, column0, t, lambda y, x, edge: self._outputs(place, first + i, i, y, x, t, edge)
+                row, column = self._tile_at(row0, column0, t)
+                by_edge(
+                    self._writes_beyond(row, column),
+                    lambda edge: self._outputs(place, first + i, i, row, column, t, edge),
                 )
 
-    def _each_edge(self, row0: Any, column0: Any, t: Any, action: Any) -> None:
-        """action(tile row, tile column, whether parts of the tile may be outside), decided at run time."""
-        m, tile_rows, tile_columns = self.schedule.m, self.schedule.tile_rows, self.schedule.tile_columns
-        row, column = row0 + t // tile_columns, column0 + t % tile_columns
-        height, width = self.problem.y.shape[3:5]
-        exact = height % (m * tile_rows) == 0 and width % (m * tile_columns) == 0
-        if exact:
-            action(row, column, False)
-            return
-        inside = tirx.And((row + 1) * m <= height, (column + 1) * m <= width)
-        with T.If(inside):
-            with T.Then():
-                action(row, column, False)
-            with T.Else():
-                action(row, column, True)
+    def _tile_at(self, row0: Any, column0: Any, t: Any) -> tuple[Any, Any]:
+        """Row and column, among the image's tiles, of the t-th of a block."""
+        tile_columns = self.schedule.tile_columns
+        return row0 + t // tile_columns, column0 + t % tile_columns
+
+    def _tiles(self) -> tuple[int, int]:
+        """Rows and columns of tiles of an image, those that only fill a block included."""
+        rows, columns = self.schedule.blocks(self.problem)
+        return rows * self.schedule.tile_rows, columns * self.schedule.tile_columns
+
+    def _writes_beyond(self, row: Any, column: Any) -> Any:
+        """Whether parts of the tile lie outside the output; None where that is so for no tile."""
+        m, extents = self.schedule.m, self.problem.y.shape[3:5]
+        if all(count * m <= extent for count, extent in zip(self._tiles(), extents, strict=True)):
+            return None
+        return tirx.Or((row + 1) * m > extents[0], (column + 1) * m > extents[1])
+
+    def _readable(self, dim: int) -> tuple[int, int]:
+        """First and last + 1 of the rows (dim 1) or columns (2) of x that there is memory for."""
+        if not self.problem.bordered:
+            return 0, self.problem.x.shape[2 + dim]
+        before = self.problem.pads[dim]
+        return -before, (self.problem.y.shape[2 + dim] - 1) * self.stride + 3 - before
+
+    def _first_read(self, tile: Any, dim: int) -> Any:
+        """The row or column of x that the tile begins with."""
+        return tile * (self.schedule.m * self.stride) - self.problem.pads[dim]
+
+    def _reads_beyond(self, row: Any, column: Any) -> Any:
+        """Whether parts of the tile's input have no memory; None where that is so for no tile."""
+        conditions = []
+        for dim, tile, count in zip((1, 2), (row, column), self._tiles(), strict=True):
+            begin, end = self._readable(dim)
+            if self._first_read(0, dim) < begin:
+                conditions.append(self._first_read(tile, dim) < begin)
+            if self._first_read(count - 1, dim) + self.size > end:
+                conditions.append(self._first_read(tile, dim) + self.size > end)
+        return reduce(tirx.Or, conditions) if conditions else None
 
     def _input(self, place: tuple[Any, Any, Any], row: Any, column: Any, t: Any, edge: bool) -> None:
         problem, lanes, size = self.problem, self.lanes, self.size
         group, image, depth = place
         x_g, x_n, x_d, x_h, x_w, _ = problem.x.strides
-        height, width = problem.y.shape[3] + 2, problem.y.shape[4] + 2  # with the padding that is read
         corner = group * x_g + image * x_n + (depth - problem.pads[0]) * x_d
-        y0, x0 = row * self.schedule.m, column * self.schedule.m
+        y0, x0 = self._first_read(row, 1), self._first_read(column, 2)
+        ends = [self._readable(dim) for dim in (1, 2)]
 
         def element(i: int, j: int, channel: Any) -> Any:
-            at = corner + (y0 + i - problem.pads[1]) * x_h + (x0 + j - problem.pads[2]) * x_w + channel
+            at = corner + (y0 + i) * x_h + (x0 + j) * x_w + channel
             value = widened(self.x[lanes_at(at, lanes)])
             if not edge:
                 return value
-            known = tirx.And(y0 + i < height, x0 + j < width)
-            return hold(T.if_then_else(known, value, splat(T.float32(0), lanes)), lanes)
+            inside = [tirx.And(p >= b, p < e) for p, (b, e) in zip((y0 + i, x0 + j), ends, strict=True)]
+            return hold(T.if_then_else(tirx.And(*inside), value, splat(T.float32(0), lanes)), lanes)
 
         with T.serial(0, problem.channels // lanes) as c:
             b_t = self.transform.b_t

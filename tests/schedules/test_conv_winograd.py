@@ -40,6 +40,16 @@ CASES = {
     "groups": square(16, 20, 5, 9, groups=2, batch=2),
     "float16": square(16, 17, 7, 9, x_dtype="float16", y_dtype="float16", epilogue=RELU),
     "bfloat16": square(16, 20, 5, 6, x_dtype="bfloat16", y_dtype="bfloat16", epilogue=RELU),
+    "stride 2, whole tiles": square(16, 32, 24, 24, strides=(1, 2, 2), epilogue=RELU),
+    "stride 2, cut tiles": square(16, 24, 13, 28, strides=(1, 2, 2), batch=2),
+    "stride 2, unlike pads": square(
+        16, 33, 14, 14, strides=(1, 2, 2), begin=(0, 0, 0), end=(0, 1, 1), epilogue=SUM_RELU, others=(FULL,)
+    ),
+    "stride 2, groups": square(16, 20, 7, 9, strides=(1, 2, 2), groups=2, x_dtype="float16"),
+    "borderless": square(16, 16, 9, 6, bordered=False, epilogue=RELU),
+    "borderless, stride 2": square(
+        16, 17, 10, 11, strides=(1, 2, 2), begin=(0, 2, 0), end=(0, 0, 2), bordered=False, batch=2
+    ),
     "in slots": square(16, 16, 6, 5, x_gap=16, y_gap=24, batch=2),
 }
 
@@ -48,7 +58,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_some_instances(name: str, tmp_path: Path) -> None:
     everything = instances(WinogradConv, CASES[name], HOST)
-    by_m = [[s for s in everything if s.m == m] for m in TRANSFORMS]
+    by_m = [[s for s in everything if s.m == m] for m in sorted({s.m for s in everything})]
     start = list(CASES).index(name)
     check(CASES[name], [group[start % len(group)] for group in by_m], HOST, tmp_path)
 
@@ -61,23 +71,25 @@ def test_every_instance(name: str, lanes: str, tmp_path: Path) -> None:
     check(CASES[name], instances(WinogradConv, CASES[name], TARGETS[lanes]), TARGETS[lanes], tmp_path)
 
 
-@pytest.mark.parametrize("m", TRANSFORMS)
-def test_transforms_convolve(m: int) -> None:
+@pytest.mark.parametrize(("stride", "m"), TRANSFORMS)
+def test_transforms_convolve(stride: int, m: int) -> None:
     """A^T [(G g G^T) * (B^T d B)] A is the correlation of d with g, in float64."""
-    rng, t = np.random.default_rng(0), TRANSFORMS[m]
+    rng, t = np.random.default_rng(0), TRANSFORMS[stride, m]
     b_t, a_t, g = (np.array(matrix) for matrix in (t.b_t, t.a_t, t.g))
-    data, taps = rng.standard_normal((m + 2, m + 2)), rng.standard_normal((3, 3))
+    assert t.size == stride * (m - 1) + 3
+    data, taps = rng.standard_normal((t.size, t.size)), rng.standard_normal((3, 3))
     found = a_t @ ((g @ taps @ g.T) * (b_t @ data @ b_t.T)) @ a_t.T
-    expected = [[(data[i : i + 3, j : j + 3] * taps).sum() for j in range(m)] for i in range(m)]
+    corners = [[(stride * i, stride * j) for j in range(m)] for i in range(m)]
+    expected = [[(data[i : i + 3, j : j + 3] * taps).sum() for i, j in row] for row in corners]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 def test_refusals() -> None:
     schedule, plain = WinogradConv(4, 4, 2, 1, 2, 1, 1), CASES["whole tiles"].problem
     assert schedule.why_not(plain, HOST) is None
-    only = "only 3x3 with stride 1 and dilation 1"
-    assert schedule.why_not(replace(plain, strides=(1, 2, 2)), HOST) == only
-    assert schedule.why_not(replace(plain, dilations=(1, 2, 2)), HOST) == only
+    assert schedule.why_not(replace(plain, dilations=(1, 2, 2)), HOST) == "only 3x3 with dilation 1"
+    for strides in ((1, 1, 2), (1, 3, 3), (2, 1, 1)):
+        assert f"strides {strides}" in str(schedule.why_not(replace(plain, strides=strides), HOST))
     odd = square(17, 16, 8, 8).problem
     assert "not contiguous vectors" in str(schedule.why_not(odd, HOST))
     few = square(16, 15, 8, 8).problem
