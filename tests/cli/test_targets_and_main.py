@@ -69,7 +69,7 @@ def test_too_little_memory_is_one_line(
         raise MemoryError("5.8 TiB for x")
 
     starved = replace(targets.COMMAND, run=refuse)
-    monkeypatch.setattr("convopt.cli.main.COMMANDS", (starved,))
+    monkeypatch.setattr("convopt.cli.main.load", lambda name: starved)
     assert main(["targets"]) == 2
     assert capsys.readouterr().err.splitlines() == ["convopt: 5.8 TiB for x"]
 
@@ -83,14 +83,11 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_can_not_be_written_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = conv_relu(tmp_path / "in.onnx")
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o500)
-    assert main(["optimize", str(source), "-o", str(folder / "out.onnx")]) == 2
+    assert main(["optimize", str(source), "-o", "/proc/out.onnx"]) == 2  # root can't write there either
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -39,11 +39,10 @@ def test_every_case_is_listed() -> None:
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=label)
+@pytest.mark.parametrize("case", [c for c in CASES if supported(load(c)[0])], ids=label)
 def test_the_oracle_agrees(case: dict[str, Any]) -> None:
+    """Where it has a rule for each operator."""
     model, inputs, expected = load(case)
-    if not supported(model):
-        pytest.skip("an operator that the oracle has no rule for")
     outputs = evaluate(model, inputs)
     for name, value in expected.items():
         support.assert_close(outputs[name], value, case["rtol"], case["atol"], name)
