@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from convopt.codegen.cache import symbol_of
@@ -17,6 +16,7 @@ from convopt.ir.values import Array, constant, static_shape
 from convopt.lowering import arena
 from convopt.lowering.base import Constant, KernelCall, Temporary
 from convopt.lowering.storage import StoragePlan
+from convopt.runtime.memory import Blob, Bytes, bytes_of
 from convopt.runtime.program import (
     Address,
     IslandStep,
@@ -64,8 +64,7 @@ class Assembler:
         self.graph, self.plan, self.works, self.keys, self.target = graph, plan, works, keys, target
         self.codes = codes or {}
         self.islands: list[bytes] = []
-        self._blob: list[bytes] = []
-        self._blob_size = 0
+        self._blob = Blob()
         self._known: dict[bytes, int] = {}
         self._memory: dict[object, arena.Buffer] = {}
         self._spaces: dict[ir.Value, tuple[Space, int]] = {}
@@ -90,8 +89,8 @@ class Assembler:
             dict(meta),
         )
 
-    def weights(self) -> bytes:
-        return b"".join(self._blob)
+    def weights(self) -> Bytes:
+        return self._blob.joined()
 
     def _lifetimes(self) -> None:
         """When each piece of arena memory is in use, in steps of the list of groups."""
@@ -137,13 +136,9 @@ class Assembler:
 
     def _constant(self, array: Array) -> int:
         """The offset of the array's bytes among the weights; equal arrays are stored once."""
-        data = np.ascontiguousarray(array).tobytes()
-        digest = hashlib.sha256(data).digest()
+        digest = hashlib.sha256(bytes_of(array).data).digest()
         if digest not in self._known:
-            self._known[digest] = self._blob_size
-            padded = data + b"\0" * (-len(data) % arena.ALIGNMENT)
-            self._blob.append(padded)
-            self._blob_size += len(padded)
+            self._known[digest] = self._blob.add(array)
         return self._known[digest]
 
     def _steps(self, work: LoweredGroup) -> Iterable[Step]:

@@ -65,6 +65,32 @@ def as_aligned(data: bytes | memoryview | np.ndarray[Any, Any]) -> Bytes:
     return copy
 
 
+def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """Its bytes in row-major order: a view where that is how they lie."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+class Blob:
+    """Arrays that go into one block of memory, each at a multiple of ALIGNMENT."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, Bytes]] = []
+        self.size = 0
+
+    def add(self, array: np.ndarray[Any, Any]) -> int:
+        """The byte at which it will begin. It is copied by `joined`, and must not change until then."""
+        start, part = self.size, bytes_of(array)
+        self._parts.append((start, part))
+        self.size += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        return start
+
+    def joined(self) -> Bytes:
+        block = allocate(self.size)
+        for start, part in self._parts:
+            block[start : start + part.nbytes] = part
+        return block
+
+
 def _aligned(block: Bytes, nbytes: int, alignment: int) -> Bytes:
     start = -address(block) % alignment
     return block[start : start + nbytes]

@@ -31,6 +31,7 @@ from convopt.lowering.base import (
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.im2col import im2col_calls
 from convopt.runtime.loaded import LoadedProgram, numpy_dtype
+from convopt.runtime.memory import Blob, Bytes
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.program import Address, KernelStep, Program
 from convopt.schedules.conv_problem import ConvProblem
@@ -122,8 +123,7 @@ class _Memory:
         self.size = 0
         self._views = (problem.x, *problem.others, problem.y)
         self._starts: dict[Temporary, int] = {}  # byte of element 0
-        self._blob: list[bytes] = []
-        self._blob_size = 0
+        self._blob = Blob()
         values = []
         for view in self._views:
             before, count = _reach(problem) if view is problem.x else (0, view.reach + 1)
@@ -139,22 +139,14 @@ class _Memory:
     def address(self, operand: Operand, offset: int, itemsize: int) -> Address:
         """`offset` in elements."""
         if isinstance(operand, Constant):
-            return Address("weights", 0, self._constant(operand.array) + offset * operand.array.itemsize)
+            return Address("weights", 0, self._blob.add(operand.array) + offset * operand.array.itemsize)
         assert isinstance(operand, Temporary)
         if operand not in self._starts:
             self._place(operand, 0)  # an unfolded matrix
         return Address("arena", 0, self._starts[operand] + offset * itemsize)
 
-    def _constant(self, array: np.ndarray[Any, Any]) -> int:
-        at = self._blob_size
-        data = np.ascontiguousarray(array).tobytes()
-        data += b"\0" * (-len(data) % ALIGNMENT)
-        self._blob.append(data)
-        self._blob_size += len(data)
-        return at
-
-    def weights(self) -> bytes:
-        return b"".join(self._blob)
+    def weights(self) -> Bytes:
+        return self._blob.joined()
 
     def description(self) -> dict[str, Any]:
         """What the measuring process fills and reads; strides in elements, offset: byte of element 0."""

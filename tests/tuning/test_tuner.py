@@ -210,7 +210,7 @@ def test_tuning_ends_in_time_and_its_records_are_used(tmp_path: Path, caplog) ->
 @pytest.mark.kernels
 def test_a_record_decides(tmp_path: Path) -> None:
     """The slowest plan, said to be the best, is what gets compiled."""
-    model = conv_model(parse_case("n=1,c=16,h=9,w=9,k=24,r=3,s=3,pad=1"), "NHWC")
+    model = conv_model(parse_case("n=1,c=16,h=9,w=9,k=24,r=3,s=3,pad=1"))
     from convopt.compiler import model_problems
 
     problems, options = model_problems(model, None, 1)
