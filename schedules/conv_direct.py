@@ -38,8 +38,15 @@ WAY_BYTES = 64 << 10
 L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 16.0, 3.5
 
 
+# Eight accumulators cover the multiply-add's latency and nothing else: tiles of 2x4 lost up to 12% to 6x2 and
+# 4x3 with 96 to 384 channels, more where another thread shares the core (measured on Zen 3).
+BARE_LATENCY = 1.04
 # Loads' worth of a 16-bit input's broadcast and conversion: measured on Zen 3, tiles of 6x2, 4x3 and 2x4.
 WIDENING = 3.0
+
+# Tiles. A row of so many is not cut into tasks, but into tiles of even size: none computes a pixel twice. 7x7
+# pixels in 9 tiles of 5 or 6 instead of 6 took 0.77 to 0.94 times as long (1x1 convolutions, Zen 3).
+LONG_ROW = 16
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,8 @@ class DirectConv:
             features = -(-problem.features // (vectors * target.lanes))
             for block in _channel_blocks(problem, target, vectors):
                 for flat in (False, True):
-                    if not flat and rows == 1 and width > 2 * pixels:
-                        continue  # one long row can only be cut as flat tiles
+                    if not flat and rows == 1 and width > LONG_ROW * pixels:
+                        continue  # only flat tiles can be cut into tasks
                     count = -(-rows * width // pixels) if flat else rows
                     unit = pixels if flat else width
                     for row_chunk in _row_chunks(problem, target, block, count, unit):
@@ -186,6 +193,33 @@ class DirectConv:
         return direct_kernel(self, problem, target, symbol, problem.operands, Tile)
 
 
+def tile_step(
+    pixels: float, vectors: int, panel_bytes: float, target: Target, widening: float = 1.0
+) -> float:
+    """Cycles of a step of a register tile: two multiply-adds and two loads a cycle, a latency of 4.
+
+    panel_bytes: of the weights that pass by. widening: loads' worth of an input's broadcast.
+    """
+    multiply_adds = pixels * vectors
+    loads = 0.0 if target.fma_from_memory else (widening * pixels + vectors) / 2
+    step = max(multiply_adds / 2, loads, 4.0)
+    if vectors == 1 and not target.fma_from_memory:
+        step *= 1.2  # 4.4 to 5.5 cycles for 7 pixels, with 64 and 256 channels (measured on Zen 3)
+    if multiply_adds <= 8:
+        step *= BARE_LATENCY
+    if panel_bytes > target.l1 * 3 // 4:
+        step = max(step, vectors * target.vector_bytes / L2_BYTES_PER_CYCLE)
+    return step
+
+
+def around_tile(pixels: float, vectors: int) -> float:
+    """Cycles before and after the steps of a register tile.
+
+    Measured on Zen 3, weights in L1: 8 around a tile of 2x4, 13 around 5x2, 20 around 6x2.
+    """
+    return max(6.0, 3 * pixels * vectors - 16)
+
+
 @lru_cache(maxsize=4096)
 def _tile_cycles(
     pixels: int, vectors: int, channel_block: int, flat: bool, problem: ConvProblem, target: Target
@@ -201,17 +235,9 @@ def _tile_cycles(
     panel = problem.taps * channel_block * vectors * target.vector_bytes
     compute = 0.0
     for count, used in kinds:
-        multiply_adds = covered * used
-        loads = 0.0 if target.fma_from_memory else (covered + used) / 2
-        if problem.x.dtype != "float32" and problem.arithmetic == "float32":
-            loads = (WIDENING * covered + used) / 2
-        step = max(multiply_adds / 2, loads, 4.0)
-        if used == 1 and not target.fma_from_memory:
-            step *= 1.2  # 4.4 to 5.5 cycles for 7 pixels, with 64 and 256 channels (measured on Zen 3)
-        if panel > target.l1 * 3 // 4:
-            step = max(step, used * target.vector_bytes / L2_BYTES_PER_CYCLE)
-        # Measured on Zen 3, weights in L1: 8 cycles around a tile of 2x4, 13 around 5x2, 20 around 6x2.
-        around = max(6.0, 2 * multiply_adds - 6) * panels
+        widening = WIDENING if problem.x.dtype != "float32" and problem.arithmetic == "float32" else 1.0
+        step = tile_step(covered, used, panel * used / vectors, target, widening)
+        around = around_tile(covered, used) * panels
         compute += count * tiles * (problem.taps * problem.channels * step + around)
     return compute * problem.groups * (1.03 if flat else 1.0)
 

@@ -24,10 +24,11 @@ import numpy as np
 from convopt.schedules.base import Estimate
 from convopt.schedules.conv_direct import (
     CLOCK,
-    L2_BYTES_PER_CYCLE,
     L3_BYTES_PER_CYCLE,
+    around_tile,
     bytes_per_cycle,
     tile_pixels,
+    tile_step,
 )
 from convopt.schedules.conv_problem import Array, ConvProblem
 
@@ -79,12 +80,8 @@ class ShiftedConv:
         per_tile = width / runs
         compute = 0.0
         for count, used in ((full, self.vectors), (1 if tail else 0, tail)):
-            products = per_tile * used
-            loads = 0.0 if target.fma_from_memory else (per_tile + used) / 2
-            step = max(products / 2, loads, 4.0)
-            if problem.channels * used * target.vector_bytes > target.l1 * 3 // 4:
-                step = max(step, used * target.vector_bytes / L2_BYTES_PER_CYCLE)
-            compute += count * runs * (problem.channels * step + max(6.0, 2 * products - 6))
+            step = tile_step(per_tile, used, problem.channels * used * target.vector_bytes, target)
+            compute += count * runs * (problem.channels * step + around_tile(per_tile, used))
         compute *= rows
         sums = self.row_chunk * problem.y.shape[4] * -(-problem.features // target.lanes)
         compute += sums * (1.5 * problem.taps + 6)

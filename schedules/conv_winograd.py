@@ -30,9 +30,10 @@ import numpy as np
 from convopt.schedules.base import Estimate
 from convopt.schedules.conv_direct import (
     CLOCK,
-    L2_BYTES_PER_CYCLE,
     L3_BYTES_PER_CYCLE,
     MEMORY_BYTES_PER_CYCLE,
+    around_tile,
+    tile_step,
 )
 from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias
 
@@ -183,12 +184,8 @@ class WinogradConv:
         tile_k = self.vectors * lanes
         runs = -(-self.batch // self.pixels)
         per_tile = self.batch / runs
-        products = per_tile * self.vectors
-        loads = 0.0 if target.fma_from_memory else (per_tile + self.vectors) / 2
-        step = max(products / 2, loads, 4.0)
-        if problem.channels * tile_k * 4 > target.l1 * 3 // 4:
-            step = max(step, tile_k * 4 / L2_BYTES_PER_CYCLE)
-        around = max(6.0, 2 * products - 6)
+        step = tile_step(per_tile, self.vectors, problem.channels * tile_k * 4, target)
+        around = around_tile(per_tile, self.vectors)
         points = self.points(problem)
         compute = points * runs * features * (problem.channels * step + around)
         # Loads, stores and about 2 operations per load and point, two a cycle.
