@@ -50,7 +50,7 @@ class GroupKernels:
         notes: list[Note] = []
         kinds: dict[ir.Node, str] = {}
         for node in nodes:
-            reason = refused.get(node.name or "") or why_not(node)
+            reason = refused.get(node.name or "") or why_not(node, context.target)
             kinds[node] = "Island" if reason else kind_of(node)
             if reason:
                 node.metadata_props[REFUSED] = reason

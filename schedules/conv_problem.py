@@ -32,9 +32,9 @@ class ConvProblem:
 
     others: further operands of the epilogue, each shaped like y, broadcast by stride 0; the epilogue's input
     0 is the sum. bias: whether there is a bias operand. Operands of a kernel: x, weight, [bias], others...,
-    y. arithmetic: "bfloat16" where a schedule may multiply bfloat16 with weights rounded to it, summed in
-    float32. bordered: whether the memory that the pads reach is there and zero; without it only a schedule
-    that reads nothing but x will do.
+    y. arithmetic: "bfloat16" where a schedule may multiply bfloat16 with weights rounded to it, "tf32" where
+    it may round float32 to that before it multiplies, both summed in float32. bordered: whether the memory
+    that the pads reach is there and zero; without it only a schedule that reads nothing but x will do.
     """
 
     x: TensorView
@@ -46,7 +46,7 @@ class ConvProblem:
     epilogue: Expression
     others: tuple[TensorView, ...] = ()
     bias: bool = True
-    arithmetic: Literal["float32", "bfloat16"] = "float32"
+    arithmetic: Literal["float32", "bfloat16", "tf32"] = "float32"
     bordered: bool = True
 
     def __hash__(self) -> int:

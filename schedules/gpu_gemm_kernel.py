@@ -69,7 +69,8 @@ def _reduce(
     a = TileLoader(tile_a, image, thread, first[0], _checked_bytes(problem.x, target))
     rows: Source = PackedRows(weight, dtype, group, features, reduction)
     if isinstance(problem, GemmProblem):
-        rows = MatrixRows(weight, problem.b, group, (exact[1], problem.channels % config.block_k == 0))
+        whole = problem.taps * problem.channels % config.block_k == 0
+        rows = MatrixRows(weight, problem.b, group, (exact[1], whole))
     b = TileLoader(tile_b, rows, thread, first[1])
     sums = config.math(problem).emit(StagedOperands(target, pool, dtype, thread, tile_a, tile_b))
     begin, count = parts.range(body.block[2])

@@ -1,4 +1,4 @@
-"""A (batched) product of two matrices that are both computed: the conv's normal form with a strided B."""
+"""A convolution or (batched) product whose right operand is computed: the normal form with a strided B."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from convopt.schedules.primitives.expression import Expression, identity
 
 @dataclass(frozen=True)
 class GemmProblem(ConvProblem):
-    """y[g, m, n] = epilogue(sum over k of a[g, m, k] * b[g, n, k], ...).
+    """The weight is the operand b: (g, k, kd*kh*kw*c), any strides, not packed. A bias is one of the
+    epilogue's operands.
 
-    A 1x1 conv of (g, 1, 1, 1, m, k), whose weight is the operand b: (g, n, k), any strides, not packed. A
-    bias is one of the epilogue's operands.
+    A product y[g, m, n] = epilogue(sum over k of a[g, m, k] * b[g, n, k], ...) is the 1x1 conv of
+    (g, 1, 1, 1, m, k).
     """
 
     b: TensorView = field(kw_only=True)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from convopt.ir.groups import body_of
 from convopt.ir.layout import CHANNELS_LAST, layout_of
-from convopt.ir.precision import keeps_fp32
+from convopt.ir.precision import Precision, keeps_fp32
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Refused
 from convopt.lowering.conv_operands import ConvOperands, packed_call
@@ -34,7 +34,7 @@ from convopt.targets import GpuTarget
 MOST_PHASES = 256
 
 
-def _triple(values: tuple[int, ...], fill: int) -> Triple:
+def triple(values: tuple[int, ...], fill: int) -> Triple:
     """Three spatial entries, missing leading ones filled."""
     a, b, c = (fill,) * (3 - len(values)) + tuple(values)
     return a, b, c
@@ -51,15 +51,15 @@ class _Geometry:
     groups: int
 
 
-def _geometry(node: ir.Node) -> _Geometry:
+def geometry_of(node: ir.Node) -> _Geometry:
     weight = static_shape(node.inputs[1]) or ()
     spatial = len(weight) - 2
     pads = attribute(node, "pads") or (0,) * (2 * spatial)
     return _Geometry(
-        _triple(tuple(weight[2:]), 1),
-        _triple(attribute(node, "strides") or (1,) * spatial, 1),
-        _triple(attribute(node, "dilations") or (1,) * spatial, 1),
-        _triple(tuple(pads[:spatial]), 0),
+        triple(tuple(weight[2:]), 1),
+        triple(attribute(node, "strides") or (1,) * spatial, 1),
+        triple(attribute(node, "dilations") or (1,) * spatial, 1),
+        triple(tuple(pads[:spatial]), 0),
         int(attribute(node, "group", 1)),
     )
 
@@ -70,9 +70,9 @@ def halo_of(group: ir.Node) -> tuple[tuple[int, int], ...]:
     rank = len(static_shape(group.inputs[0]) or ())
     if node.op_type not in ("Conv", "ConvTranspose"):
         return ((0, 0),) * rank
-    g = _geometry(node)
-    extents = _triple((static_shape(node.inputs[0]) or ())[2:], 1)
-    outputs = _triple((static_shape(node.outputs[0]) or ())[2:], 1)
+    g = geometry_of(node)
+    extents = triple((static_shape(node.inputs[0]) or ())[2:], 1)
+    outputs = triple((static_shape(node.outputs[0]) or ())[2:], 1)
     result = []
     for d in range(3):
         before = after = 0
@@ -132,6 +132,11 @@ def lower(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
         from convopt.lowering.gemm import lower_gemm
 
         return lower_gemm(group, context)
+    if isinstance(context.target, GpuTarget):
+        from convopt.lowering.computed_conv import has_computed, lower_computed_conv
+
+        if has_computed(group):
+            return lower_computed_conv(group, context, context.target)
     return lower_conv(group, context)
 
 
@@ -166,9 +171,17 @@ def epilogue_of_nodes(
     return Epilogue(expression, tuple(v for v in values if v is not None))
 
 
-def arithmetic_of(group: ir.Node, x: TensorView) -> Literal["float32", "bfloat16"]:
-    """What the group's products may be computed in: its input's bfloat16, unless it was to keep float32."""
-    return "bfloat16" if x.dtype == "bfloat16" and not keeps_fp32(group) else "float32"
+def arithmetic_of(
+    group: ir.Node, x: TensorView, precision: Precision
+) -> Literal["float32", "bfloat16", "tf32"]:
+    """What the group's products may be computed in, unless it was to keep float32: its input's bfloat16, tf32
+    where that was asked for.
+    """
+    if keeps_fp32(group):
+        return "float32"
+    if precision.name == "tf32" and x.dtype == "float32":
+        return "tf32"
+    return "bfloat16" if x.dtype == "bfloat16" else "float32"
 
 
 def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
@@ -179,11 +192,11 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     assert first is not None
     x, output = outer[first], group.outputs[0]
     assert x is not None
-    g, epilogue = _geometry(node), epilogue_of(group)
+    g, epilogue = geometry_of(node), epilogue_of(group)
     weights, biases = constants_of(node, outer)
-    x_view = _grouped(context.views[x], g.groups)
-    y_view = _grouped(context.views[output], g.groups)
-    others = [_grouped(broadcast(context.views[v], output), g.groups) for v in epilogue.values]
+    x_view = grouped(context.views[x], g.groups)
+    y_view = grouped(context.views[output], g.groups)
+    others = [grouped(broadcast(context.views[v], output), g.groups) for v in epilogue.values]
     if node.op_type == "Conv":
         parts = [_Part(weights, g.strides, g.dilations, g.begin, y_view, 0, others, [0] * len(others))]
     else:
@@ -193,8 +206,8 @@ def lower_conv(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     for part in parts:
         problem = ConvProblem(
             x_view, part.y, part.kernel, part.strides, part.dilations, part.begin,
-            epilogue.expression, tuple(part.others), biases is not None, arithmetic_of(group, x_view),
-            group not in context.borderless,
+            epilogue.expression, tuple(part.others), biases is not None,
+            arithmetic_of(group, x_view, context.options.precision), group not in context.borderless,
         )  # fmt: skip
         offsets = (0, *part.other_offsets, part.y_offset)
         packed = ConvOperands(part.weights, biases, values, offsets, keeps_fp32(group))
@@ -235,7 +248,7 @@ def constants_of(node: ir.Node, outer: Mapping[ir.Value, ir.Value | None]) -> tu
     """Weight (g, k/g, c/g, kd, kh, kw) and bias (g, k/g). Refused where one is not constant."""
     weight, bias = _constant_of(outer, node, 1), _constant_of(outer, node, 2)
     assert weight is not None
-    g, weights = _geometry(node), np.asarray(weight, np.float32)
+    g, weights = geometry_of(node), np.asarray(weight, np.float32)
     biases = None if bias is None else np.asarray(bias, np.float32).reshape(g.groups, -1)
     if node.op_type == "Conv":
         return weights.reshape(g.groups, -1, weights.shape[1], *g.kernel), biases
@@ -248,10 +261,10 @@ def problem_of(
     node: ir.Node, x: TensorView, y: TensorView, epilogue: Epilogue, others: Sequence[TensorView], bias: bool
 ) -> ConvProblem:
     """Of a Conv in float32, from the views of its operands as they are in the graph."""
-    g = _geometry(node)
-    grouped = tuple(_grouped(broadcast(view, node.outputs[0]), g.groups) for view in others)
-    x, y = _grouped(x, g.groups), _grouped(y, g.groups)
-    return ConvProblem(x, y, g.kernel, g.strides, g.dilations, g.begin, epilogue.expression, grouped, bias)
+    g = geometry_of(node)
+    rest = tuple(grouped(broadcast(view, node.outputs[0]), g.groups) for view in others)
+    x, y = grouped(x, g.groups), grouped(y, g.groups)
+    return ConvProblem(x, y, g.kernel, g.strides, g.dilations, g.begin, epilogue.expression, rest, bias)
 
 
 @dataclass(frozen=True)
@@ -272,7 +285,7 @@ class _Part:
 
     @property
     def kernel(self) -> Triple:
-        return _triple(self.weights.shape[3:], 1)
+        return triple(self.weights.shape[3:], 1)
 
 
 def conv_calls(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> list[KernelCall]:
@@ -309,8 +322,8 @@ def _transposed_parts(g: _Geometry, weights: Array, y: TensorView, others: list[
             _Part(
                 taps,
                 (1, 1, 1),
-                _triple(tuple(p.dilation for p in phases), 1),
-                _triple(tuple(p.pad for p in phases), 0),
+                triple(tuple(p.dilation for p in phases), 1),
+                triple(tuple(p.pad for p in phases), 0),
                 y_view,
                 y_offset,
                 [view for view, _ in seen_others],
@@ -333,15 +346,15 @@ def _constant_of(outer: Mapping[ir.Value, ir.Value | None], node: ir.Node, index
     return array
 
 
-def _grouped(view: TensorView, groups: int) -> TensorView:
+def grouped(view: TensorView, groups: int) -> TensorView:
     """(n, c, spatial...) to (g, n, d, h, w, c/g)."""
     shape, strides = view.shape, view.strides
     per_group = shape[1] // groups
     step = strides[1]
     return TensorView(
-        (groups, shape[0], *_triple(shape[2:], 1), per_group),
+        (groups, shape[0], *triple(shape[2:], 1), per_group),
         # A single channel is contiguous whatever its stride says; broadcast ones stay broadcast.
-        (step * per_group, strides[0], *_triple(strides[2:], 0), min(step, 1) if per_group == 1 else step),
+        (step * per_group, strides[0], *triple(strides[2:], 0), min(step, 1) if per_group == 1 else step),
         view.dtype,
     )
 

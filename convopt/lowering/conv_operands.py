@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from convopt.lowering.base import Constant, KernelCall, LoweringContext, Operand
 from convopt.schedules.conv_problem import Array, ConvProblem
+
+NO_WEIGHTS = np.zeros((0,), np.float32)  # where the model computes them
 
 
 @dataclass(frozen=True, eq=False)

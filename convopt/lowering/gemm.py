@@ -19,8 +19,9 @@ from convopt.ir.precision import keeps_fp32
 from convopt.ir.values import Array, attribute, constant, input_at
 from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
 from convopt.lowering.conv import arithmetic_of, broadcast, epilogue_of
-from convopt.lowering.conv_operands import ConvOperands, packed_call
-from convopt.lowering.gpu_conv import gpu_conv_calls, gpu_dynamic_calls
+from convopt.lowering.conv_operands import NO_WEIGHTS, ConvOperands, packed_call
+from convopt.lowering.gpu_computed import ComputedWeight, gpu_computed_calls
+from convopt.lowering.gpu_conv import gpu_conv_calls
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
@@ -62,7 +63,7 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     unpacked = weight is None and isinstance(context.target, GpuTarget)
     bias, addend = _gemm_bias(node, outer, foldable=alpha == 1.0 and not unpacked)
     if addend is not None or alpha != 1.0:
-        expression = _after(alpha, None if addend is None else _beta(node), expression)
+        expression = scaled_sum(alpha, None if addend is None else _beta(node), expression)
         values = values if addend is None else [addend, *values]
     a_view, b_view = _operand_view(a, context), _operand_view(b, context)
     if node.op_type == "Gemm":
@@ -73,7 +74,7 @@ def lower_gemm(group: ir.Node, context: LoweringContext) -> list[KernelCall]:
     calls = []
     for m in _matrices(a_view, b_view, context.views[output], others):
         if weight is None:
-            calls += _dynamic(m, expression, bias, b, operands, context)
+            calls += _dynamic(group, m, expression, bias, b, operands, context)
         else:
             calls += _static(group, m, expression, weight, scale, bias, operands, context)
     return calls
@@ -101,7 +102,8 @@ def _static(
     )
     weights = np.asarray(matrix, np.float32).transpose(0, 2, 1).reshape(g, n, k, 1, 1, 1)
     biases = None if bias is None else np.broadcast_to(bias, (g, n))
-    problem = replace(_problem(m, expression, bias is not None), arithmetic=arithmetic_of(group, m.a))
+    arithmetic = arithmetic_of(group, m.a, context.options.precision)
+    problem = replace(_problem(m, expression, bias is not None), arithmetic=arithmetic)
     scaled = ConvOperands(weights * np.float32(scale), biases, operands, m.offsets, keeps_fp32(group))
     if isinstance(context.target, GpuTarget):
         return gpu_conv_calls(problem, scaled, context, context.target)
@@ -110,6 +112,7 @@ def _static(
 
 
 def _dynamic(
+    group: ir.Node,
     m: _Matrices,
     expression: Expression,
     bias: Array | None,
@@ -118,14 +121,16 @@ def _dynamic(
     context: LoweringContext,
 ) -> list[KernelCall]:
     g, k, n = m.b.shape
-    weights = np.zeros((g, n, k, 1, 1, 1), np.float32)
     if isinstance(context.target, GpuTarget):
-        parts = ConvOperands(weights, None, operands, m.offsets)
-        problem = _problem(m, expression, False)
-        return gpu_dynamic_calls(problem, b, m.b, m.b_at, parts, context, context.target)
+        parts = ConvOperands(NO_WEIGHTS, None, operands, m.offsets, keeps_fp32(group))
+        arithmetic = arithmetic_of(group, m.a, context.options.precision)
+        problem = replace(_problem(m, expression, False), arithmetic=arithmetic)
+        (step_g, step_k, step_n), ones = m.b.strides, (1, 1, 1)
+        view = replace(m.b, shape=(g, n, *ones, k), strides=(step_g, step_n, 0, 0, 0, step_k))
+        return gpu_computed_calls(problem, ComputedWeight(b, view, m.b_at), parts, context, context.target)
     biases = np.broadcast_to(np.float32(0) if bias is None else bias, (g, n))
     problem = _problem(m, expression, True)
-    parts = ConvOperands(weights, biases, operands, m.offsets)
+    parts = ConvOperands(np.zeros((g, n, k, 1, 1, 1), np.float32), biases, operands, m.offsets)
     # The packed panels are DirectConv's form of weights.
     schedule = choose_conv(problem, context.target, context.threads, (DirectConv,))
     tile = schedule.vectors * context.target.lanes
@@ -156,7 +161,7 @@ def _beta(node: ir.Node) -> float:
     return float(attribute(node, "beta", 1.0))
 
 
-def _after(alpha: float, beta: float | None, expression: Expression) -> Expression:
+def scaled_sum(alpha: float, beta: float | None, expression: Expression) -> Expression:
     """The expression applied to alpha * input 0, or with `beta` to alpha * input 0 + beta * input 1."""
     extra = 0 if beta is None else 1
     inputs = expression.inputs + extra

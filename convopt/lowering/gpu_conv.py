@@ -6,15 +6,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import onnx_ir as ir
-
-from convopt.lowering.base import KernelCall, LoweringContext, Operand, Refused, Temporary
+from convopt.lowering.base import KernelCall, LoweringContext, Refused, Temporary
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.simple import aligned, simple_call
-from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
-from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.pointwise_problem import ITEM_BYTES, copy_problem
 from convopt.schedules.primitives.vector_width import ITEMSIZE, MOST_BYTES, access_width
 from convopt.selection.choose_gpu import (
@@ -22,7 +18,6 @@ from convopt.selection.choose_gpu import (
     GPU_GEMM_FAMILIES,
     choose_gpu_conv,
     choose_im2col,
-    choose_transposition,
     gpu_chunks,
     gpu_split,
     priced_gpu_conv,
@@ -39,9 +34,10 @@ def gpu_conv_calls(
     Refused: all refuse.
     """
     if operands.exact_weights and problem.x.dtype != "float32":
-        return _in_float32(problem, operands, context, target)
+        call, problem, operands = in_float32(problem, operands, context)
+        return [call, *gpu_conv_calls(problem, operands, context, target)]
     algorithm = context.options.algorithm
-    problem = _aligned(problem, operands, context)
+    problem = aligned_problem(problem, operands, context)
     try:
         if problem.taps > 1 and (
             algorithm == "im2col" or (algorithm == "auto" and _is_unfolding_cheaper(problem, context, target))
@@ -53,10 +49,10 @@ def gpu_conv_calls(
         raise Refused(str(error)) from error
 
 
-def _in_float32(
-    problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
-) -> list[KernelCall]:
-    """x converted first: tiled kernels pack weights in its type."""
+def in_float32(
+    problem: ConvProblem, operands: ConvOperands, context: LoweringContext
+) -> tuple[KernelCall, ConvProblem, ConvOperands]:
+    """x converted first, as tiled kernels have weights in its type: the conversion, and what is left then."""
     x, *rest = operands.values
     x_at, *offsets = operands.offsets
     strides, step = [0] * 6, 1
@@ -65,7 +61,7 @@ def _in_float32(
     wide, copy = replace(problem.x, strides=tuple(strides), dtype="float32"), Temporary(4 * problem.x.size)
     call = simple_call(copy_problem(problem.x, wide), (x, copy), context, "to float32", (x_at, 0))
     widened = replace(operands, values=(copy, *rest), offsets=(0, *offsets), exact_weights=False)
-    return [call, *gpu_conv_calls(replace(problem, x=wide), widened, context, target)]
+    return call, replace(problem, x=wide), widened
 
 
 def _is_unfolding_cheaper(problem: ConvProblem, context: LoweringContext, target: GpuTarget) -> bool:
@@ -87,7 +83,7 @@ def _conv_call(
     families: tuple[type[Any], ...],
 ) -> KernelCall:
     schedule = choose_gpu_conv(problem, target, families)
-    return _with_workspace(packed_call(schedule, problem, operands, context), target)
+    return with_workspace(packed_call(schedule, problem, operands, context), target)
 
 
 def _im2col_calls(
@@ -116,69 +112,13 @@ def _im2col_calls(
             for at, v in zip(offsets, (*problem.others, problem.y), strict=True)
         )
         product = ConvOperands(flat, operands.bias, (matrix, *rest), (0, *moved))
-        gemm = _aligned(gemm, product, context)
+        gemm = aligned_problem(gemm, product, context)
         calls.append(_conv_call(gemm, product, context, target, GPU_GEMM_FAMILIES))
     return calls
 
 
-def gpu_dynamic_calls(
-    problem: ConvProblem,
-    b: ir.Value,
-    b_view: TensorView,
-    b_at: int,
-    operands: ConvOperands,
-    context: LoweringContext,
-    target: GpuTarget,
-) -> list[KernelCall]:
-    """A product whose right operand (g, k, n) is computed: a GEMM that reads it where it lies, or copied to
-    (g, n, k) where that is cheaper; what the GEMM refuses is for GpuDirectConv, which wants a copy.
-    """
-    problem = _aligned(problem, operands, context)
-    if context.options.algorithm != "direct":
-        try:
-            return _gemm_calls(problem, b, b_view, b_at, operands, context, target)
-        except ValueError:
-            pass
-    schedule = GpuDirectConv()
-    if (reason := schedule.why_not(problem, target)) is not None:
-        raise Refused(reason)
-    panel = Temporary(4 * b_view.size)
-    pack = simple_call(copy_problem(b_view, row_major(b_view.shape)), (b, panel), context, "pack", (b_at, 0))
-    call = packed_call(schedule, problem, operands, context)
-    return [pack, replace(call, operands=(call.operands[0], panel, *call.operands[2:]))]
-
-
-def _gemm_calls(
-    problem: ConvProblem,
-    b: ir.Value,
-    b_view: TensorView,
-    b_at: int,
-    operands: ConvOperands,
-    context: LoweringContext,
-    target: GpuTarget,
-) -> list[KernelCall]:
-    """ValueError: no form of the GEMM takes it."""
-    (g, k, n), (step_g, step_k, step_n) = b_view.shape, b_view.strides
-    right = aligned(replace(b_view, shape=(g, n, k), strides=(step_g, step_n, step_k)), b, b_at, context)
-    gemm = GemmProblem(
-        problem.x, problem.y, problem.kernel, problem.strides, problem.dilations, problem.pads,
-        problem.epilogue, problem.others, False, problem.arithmetic, b=right,
-    )  # fmt: skip
-    calls: list[KernelCall] = []
-    source: Operand = b
-    if choose_transposition(gemm, target):
-        dense, source = row_major(right.shape, right.dtype), Temporary(right.size * ITEM_BYTES[right.dtype])
-        calls.append(simple_call(copy_problem(right, dense), (b, source), context, "transpose", (b_at, 0)))
-        gemm, b_at = replace(gemm, b=dense), 0
-    schedule = choose_gpu_conv(gemm, target, GPU_GEMM_FAMILIES[:1])
-    x, *others = operands.values
-    x_at, *others_at = operands.offsets
-    label = f"gemm {g}x{gemm.pixels}x{n}x{k} {schedule.name}"
-    call = KernelCall(schedule, gemm, (x, source, *others), label, (x_at, b_at, *others_at))
-    return [*calls, _with_workspace(call, target)]
-
-
-def _aligned(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> ConvProblem:
+def aligned_problem(problem: ConvProblem, operands: ConvOperands, context: LoweringContext) -> ConvProblem:
+    """With the alignment of each operand's element 0."""
     views = (problem.x, *problem.others, problem.y)
     x, *others, y = (
         aligned(view, operand, offset, context)
@@ -187,7 +127,7 @@ def _aligned(problem: ConvProblem, operands: ConvOperands, context: LoweringCont
     return replace(problem, x=x, others=tuple(others), y=y)
 
 
-def _with_workspace(call: KernelCall, target: GpuTarget) -> KernelCall:
+def with_workspace(call: KernelCall, target: GpuTarget) -> KernelCall:
     """The workspace comes before the output."""
     nbytes = call.schedule.workspace_bytes(call.problem, target)
     if not nbytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from convopt.ir.values import attribute, constant, static_shape
+from convopt.targets import CpuTarget, GpuTarget
 
 _KINDS = {
     "Conv": ("Conv", "ConvTranspose"),
@@ -35,8 +36,8 @@ def kind_of(node: ir.Node) -> str:
     return KIND_OF.get(node.op_type, "Pointwise")
 
 
-def why_not(node: ir.Node) -> str | None:
-    """Why this operator can't be a kernel, in words; None where a family takes it."""
+def why_not(node: ir.Node, target: CpuTarget | GpuTarget | None = None) -> str | None:
+    """Why this operator can't be a kernel, in words; None where a family takes it. target: None is a CPU."""
     from convopt.lowering.expressions import ELEMENTWISE, why_not_elementwise
 
     if node.domain not in ("", "ai.onnx"):
@@ -59,7 +60,7 @@ def why_not(node: ir.Node) -> str | None:
         return None if dtype in _MOVABLE else f"elements of type {dtype} are not moved by kernels"
     if dtype not in _FLOATS:
         return f"{node.op_type} of {dtype}"
-    return _matrix_refusal(node) if kind in ("Conv", "Gemm") else None
+    return _matrix_refusal(node, target) if kind in ("Conv", "Gemm") else None
 
 
 def _is_empty(node: ir.Node) -> bool:
@@ -70,13 +71,15 @@ def _is_empty(node: ir.Node) -> bool:
     return all(0 in (static_shape(v) or ()) and v.dtype != ir.DataType.STRING for v in node.outputs)
 
 
-def _matrix_refusal(node: ir.Node) -> str | None:
+def _matrix_refusal(node: ir.Node, target: CpuTarget | GpuTarget | None) -> str | None:
     if node.op_type in ("Conv", "ConvTranspose"):
-        if constant(node.inputs[1]) is None:
+        # Kernels of CPUs have packed weights, and phases of a ConvTranspose their own taps of them.
+        packed = node.op_type == "ConvTranspose" or not isinstance(target, GpuTarget)
+        if packed and constant(node.inputs[1]) is None:
             return "the weight is not constant"
         if len(static_shape(node.inputs[0]) or ()) not in (3, 4, 5):
             return "only 1, 2 and 3 spatial dimensions have kernels"
-        if len(node.inputs) > 2 and node.inputs[2] is not None and constant(node.inputs[2]) is None:
+        if packed and len(node.inputs) > 2 and node.inputs[2] and constant(node.inputs[2]) is None:
             return "the bias is not constant"
         if attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
             return "auto_pad was not made explicit"

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import convopt
 from convopt.lowering.program import DeviceCall
 from convopt.schedules.base import row_major
+from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.gpu_gemm_problem import GemmProblem, gemm_problem
 from convopt.schedules.gpu_im2col import GpuIm2col
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
@@ -121,6 +122,89 @@ def test_im2col_and_gemm_where_asked_for(cap: int, precision: str, matrices: int
             part = np.einsum("nchw,kc->nkhw", window[:, 3 * g : 3 * g + 3], w[5 * g : 5 * g + 5, :, r, s])
             expected[:, 5 * g : 5 * g + 5] += part
     _close(found, expected, 1e-5 if precision == "fp32" else 2e-3)
+
+
+def _convolved(
+    x: Array, w: Array, strides: Array, dilations: Array, begin: Array, end: Array, g: int
+) -> Array:
+    """(n, c, spatial...) by (k, c/g, spatial...) in float64, from the operator's specification."""
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *zip(begin, end, strict=True)))
+    reach = (np.array(w.shape[2:]) - 1) * dilations
+    extents = (np.array(padded.shape[2:]) - 1 - reach) // strides + 1
+    k, c = w.shape[0] // g, w.shape[1]
+    y = np.zeros((x.shape[0], w.shape[0], *extents))
+    for tap in np.ndindex(*w.shape[2:]):
+        first = np.array(tap) * dilations
+        places = tuple(
+            slice(f, f + (e - 1) * s + 1, s) for f, e, s in zip(first, extents, strides, strict=True)
+        )
+        seen = padded[(slice(None), slice(None), *places)]
+        for i in range(g):
+            taps = w[(slice(i * k, i * k + k), slice(None), *tap)].astype(np.float64)
+            y[:, i * k : i * k + k] += np.einsum("nc...,kc->nk...", seen[:, i * c : i * c + c], taps)
+    return y
+
+
+# x, weight, strides, dilations, begin and end pads, groups: tails everywhere; a weight that is a matrix as it
+# is; one and three spatial dims; channels of one group that no vector divides.
+_COMPUTED = {
+    "grouped": ((2, 6, 9, 11), (10, 3, 3, 2), (2, 1), (1, 2), (2, 1), (1, 3), 2),
+    "pointwise": ((3, 20, 7, 5), (27, 20, 1, 1), (1, 1), (1, 1), (0, 0), (0, 0), 1),
+    "line": ((2, 5, 19), (12, 5, 4), (3,), (1,), (1,), (2,), 1),
+    "cube": ((1, 8, 4, 5, 6), (9, 8, 2, 3, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1), (1, 1, 1), 1),
+    "one channel": ((1, 4, 8, 8), (4, 1, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "precision", "algorithm"),
+    [
+        *((case, "fp32", "auto") for case in _COMPUTED),
+        ("grouped", "fp32", "direct"),
+        ("grouped", "fp16", "auto"),
+    ],
+)
+def test_a_convolution_whose_weight_the_model_computes(case: str, precision: str, algorithm: str) -> None:
+    """The weight is a product of two inputs, the bias an input, and an activation and a residual follow."""
+    rng = np.random.default_rng(4)
+    shape, kernel, strides, dilations, begin, end, group = _COMPUTED[case]
+    x, w, scale, b = (
+        rng.normal(size=s).astype(np.float32)
+        for s in (shape, kernel, (kernel[0], *(1,) * (len(kernel) - 1)), (kernel[0],))
+    )
+    attributes = {"strides": strides, "dilations": dilations, "pads": (*begin, *end), "group": group}
+    nodes = [
+        helper.make_node("Mul", ["w", "scale"], ["weight"], name="weight"),
+        helper.make_node("Conv", ["x", "weight", "b"], ["conv"], name="conv", **attributes),
+        helper.make_node("Sigmoid", ["conv"], ["gate"], name="gate"),
+        helper.make_node("Mul", ["conv", "gate"], ["y"], name="swish"),
+    ]
+    feeds = {"x": x, "w": w, "scale": scale, "b": b}
+    model = _model(nodes, {name: array.shape for name, array in feeds.items()})
+    found, calls = _run(model, feeds, precision=precision, algorithm=algorithm)
+    kinds = {type(call.schedule) for call in calls}
+    assert (GpuDirectConv if algorithm == "direct" else ImplicitGemm) in kinds
+    sums = _convolved(x, w * scale, np.array(strides), np.array(dilations), begin, end, group)
+    sums += b.astype(np.float64).reshape(-1, *(1,) * (len(shape) - 2))
+    _close(found, sums / (1 + np.exp(-sums)), 1e-5 if precision == "fp32" else 2e-3)
+
+
+@pytest.mark.parametrize("computed", ["w", "b"])
+def test_only_the_weight_or_only_the_bias_is_computed(computed: str) -> None:
+    """A weight that is an input needs its elements turned; a constant one is packed as ever."""
+    rng = np.random.default_rng(5)
+    arrays = {
+        n: rng.normal(size=s).astype(np.float32)
+        for n, s in {"x": (1, 5, 6, 7), "w": (6, 5, 3, 3), "b": (6,)}.items()
+    }
+    conv = helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[1, 0, 0, 1])
+    feeds = {name: arrays[name] for name in ("x", computed)}
+    constants = {name: arrays[name] for name in "wb" if name != computed}
+    found, calls = _run(_model([conv], {n: a.shape for n, a in feeds.items()}, **constants), feeds)
+    assert any(isinstance(call.problem, GemmProblem) for call in calls) == (computed == "w")
+    one = np.ones(2, int)
+    expected = _convolved(arrays["x"], arrays["w"], one, one, (1, 0), (0, 1), 1)
+    _close(found, expected + arrays["b"].reshape(-1, 1, 1))
 
 
 def test_transpositions_at_the_edges_go_through_registers() -> None:

@@ -9,7 +9,7 @@ from convopt.schedules import gpu_pointwise, gpu_pool, gpu_reduce, gpu_resize, g
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.gpu_conv_depthwise import GpuDepthwise
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
-from convopt.schedules.gpu_gemm_problem import gemm_problem
+from convopt.schedules.gpu_gemm_problem import GemmProblem, gemm_problem
 from convopt.schedules.gpu_im2col import GpuIm2col
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.gpu_transpose import GpuTranspose
@@ -110,13 +110,20 @@ def _resize(dtype: str, target: GpuTarget) -> Iterator[Instance]:
 
 
 def _products(dtype: str, target: GpuTarget) -> Iterator[Instance]:
-    """Batched products of two computed matrices: of every unit, the first form and the last."""
+    """Batched products of two computed matrices, and a convolution with a computed weight: of every unit, the
+    first form and the last.
+    """
     g, m, n, k = 3, 200, 132, 96
     a, y = row_major((g, m, k), dtype), row_major((g, m, n), dtype)
     rows = row_major((g, n, k), dtype)
     across = TensorView((g, n, k), (n * k, 1, n), dtype)
-    for b in (rows, across):
-        problem = gemm_problem(a, b, y)
+    case = Case(24, 40, (1, 17, 13), (1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), x_dtype=dtype, y_dtype=dtype)
+    conv = case.problem
+    convolution = GemmProblem(
+        conv.x, conv.y, conv.kernel, conv.strides, conv.dilations, conv.pads, conv.epilogue, bias=False,
+        b=row_major((1, 40, 9 * 24), dtype),
+    )  # fmt: skip
+    for problem in (gemm_problem(a, rows, y), gemm_problem(a, across, y), convolution):
         space = list(ImplicitGemm.space(problem, target))
         for unit in sorted({s.unit for s in space}):
             forms = [s for s in space if s.unit == unit]
