@@ -35,16 +35,22 @@ def find_target(name: str) -> CpuTarget | GpuTarget:
     InputError: no such target. CompileError: nothing here compiles for it; with the remedy. ExecutionError:
     there is no such device.
     """
+    check_target(name)
     if name == "cpu":
         return host_cpu()
-    if not isinstance(name, str) or name not in (*GPU_TARGETS, *FAMILIES):
-        raise InputError(
-            f"target {name!r} is not known; expected cpu or one of {', '.join(sorted(GPU_TARGETS))}"
-        )
     found = find_gpu_here(name)
     if (refusal := why_no_compiler(found)) is not None:
         raise CompileError(f"target {name}: {refusal}")
     return found
+
+
+def check_target(name: object) -> None:
+    """InputError, with the names that there are: it is none of them."""
+    if not isinstance(name, str) or name not in ("cpu", *FAMILIES, *GPU_TARGETS):
+        raise InputError(
+            f"target {name!r} is not known; expected cpu, {', '.join(FAMILIES)} (the device that is here) or"
+            f" one of {', '.join(sorted(GPU_TARGETS))}"
+        )
 
 
 def find_gpu_here(name: str) -> GpuTarget:
@@ -105,11 +111,6 @@ def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
 def check_choices(
     precision: str, verify: Verify, check: str | None, skip: Collection[str], algorithm: str
 ) -> None:
-    if precision == "tf32":
-        raise InputError(
-            'precision "tf32": no schedule computes in it; "fp32" is float32 on every target, and "fp16" and'
-            ' "bf16" use a GPU\'s matrix units'
-        )
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}; expected {', '.join(PRECISIONS)}")
     if not isinstance(verify, bool | Mapping) and verify != "raise":
@@ -153,7 +154,12 @@ def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuT
     if not isinstance(keep_fp32, Collection) or not all(isinstance(node, str) for node in keep_fp32):
         raise InputError(f"keep_fp32 is {keep_fp32!r}; expected a list of nodes' names")
     if keep_fp32 and name == "fp32":
-        raise InputError('keep_fp32 goes with precision "fp16" and "bf16": in "fp32" every node is')
+        raise InputError('keep_fp32 goes with "fp16", "bf16" and "tf32": in precision "fp32" every node is')
+    if name == "tf32" and (isinstance(target, CpuTarget) or not target.has_tf32):
+        raise InputError(
+            f'precision "tf32": {target.name} has no matrix unit that multiplies in it; "fp32" is float32 on'
+            " every target"
+        )
     if not isinstance(target, CpuTarget):
         return Precision(name, frozenset(keep_fp32))
     if name == "bf16" and (reason := target.why_no_bf16) is not None:

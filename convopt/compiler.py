@@ -94,7 +94,8 @@ def optimize(
     target: "cpu", this machine's; "opencl"; or a chip as `convopt targets` lists them, e.g. "cuda:sm_90",
         which need not be here; "cuda", "rocm", "hip" and "dcu" are the one that is.
     precision: of what is stored inside, "fp32", "fp16" or "bf16"; sums are float32, inputs and outputs keep
-        the model's dtypes. "bf16" multiplies in bfloat16, for which a CPU needs AMX or AVX512-BF16.
+        the model's dtypes. "bf16" multiplies in bfloat16, for which a CPU needs AMX or AVX512-BF16. "tf32"
+        stores float32 and lets matrix units round what they multiply, on NVIDIA's GPUs from sm_80 on.
         keep_fp32: names of nodes whose products and results stay float32.
     threads: how many run a kernel; by default all usable cores.
     verify: True compares every Program with onnxruntime, unoptimised, on a random input, or on the given

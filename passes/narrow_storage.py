@@ -44,9 +44,9 @@ class NarrowStorage:
         return self.precision.tolerance
 
     def run(self, model: ir.Model, context: PassContext) -> PassReport:
-        dtype = NARROW.get(self.precision.name)
-        if dtype is None:
+        if self.precision.name == "fp32":
             return PassReport()
+        dtype = NARROW.get(self.precision.name)
         graph = model.graph
         self._check_names(graph)
         memory, wide = nx.Graph(), set(graph.inputs) | set(graph.outputs)
@@ -62,6 +62,8 @@ class NarrowStorage:
                 # A copy in another layout, made for this group, would only round what it reads.
                 copies = (v for v in group.inputs if v is not None and _is_copy(v))
                 wide.update((*group.outputs, *copies))
+        if dtype is None:
+            return PassReport()  # tf32: only what is multiplied is rounded, and what is kept has its mark
         notes = []
         for shared in nx.connected_components(memory):
             if not shared.isdisjoint(wide):

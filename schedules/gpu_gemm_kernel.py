@@ -113,10 +113,10 @@ def _finish(
     _, _, bias, others, workspace, y = operands_of(problem, body.buffers, split)
     output: Any = FinalOutput(problem, target, bias, others, y, config.padded_sizes(problem)[0])
     if split:
-        part, lanes = (None, 1) if config.atomic else (body.block[2], config.stores(problem)[0])
-        output = PartialOutput(problem, target, workspace, part, lanes)
+        part = None if config.atomic else body.block[2]
+        output = PartialOutput(problem, target, workspace, part, config.stores(problem)[0])
     end = TileEpilogue(problem, target, output, body.block[1], *first, body.thread)
-    if config.epilogue == "direct" or (split and config.atomic):
+    if not config.through_shared:
         end.direct(math, sums, exact)
         return
     stride = config.block_n + config.pad[2]

@@ -52,6 +52,8 @@ def why_not(config: ImplicitGemm, problem: ConvProblem, target: GpuTarget) -> st
     math = c.math(problem)
     if any((c.block_k + pad) % math.vector for pad in c.pad[:2]):
         return f"rows padded by {c.pad[:2]} are no multiples of a read of {math.vector} elements"
+    if c.through_shared and (c.block_n + c.pad[2]) % math.strip_step:
+        return f"the epilogue's rows padded by {c.pad[2]} are no multiples of {math.strip_step} elements"
     if math.threads > target.most_threads or math.threads % target.wave:
         return f"{math.threads} threads, not a multiple of {target.wave} up to {target.most_threads}"
     if (needed := registers(c, problem)) > (most := most_registers(math.threads, target)):
@@ -74,8 +76,13 @@ def why_not(config: ImplicitGemm, problem: ConvProblem, target: GpuTarget) -> st
 def _why_no_unit(c: ImplicitGemm, problem: ConvProblem, target: GpuTarget) -> str | None:
     if c.unit not in target.matrix_units:
         return f"{target.name} has no {c.unit}"
-    if problem.x.dtype not in MATRIX_UNITS[c.unit].dtypes:
+    unit = MATRIX_UNITS[c.unit]
+    if problem.x.dtype not in unit.dtypes:
         return f"{c.unit} does not take {problem.x.dtype}"
+    if not unit.takes(problem.x.dtype, problem.arithmetic):
+        return f"{c.unit} multiplies in {unit.arithmetic}, which was not asked for"
+    if unit.opaque and c.epilogue == "direct":
+        return f"only {c.unit} itself knows which lane holds what: its sums go through shared memory"
     math = c.math(problem)
     return math.why_not() if isinstance(math, MatrixTile) else None
 

@@ -56,10 +56,13 @@ def forms(padded: Any, problem: ConvProblem, target: GpuTarget, level: str) -> I
             form = replace(padded, stages=stages, async_copy=copies, split_k=split, atomic=atomic)
             if form.why_not(problem, target) is not None:
                 continue
-            # The order of blocks is never a reason to refuse, nor is what "all" switches off but for copies.
+            # The order of blocks is never a reason to refuse.
             yield from (replace(form, swizzle=swizzle) for swizzle in SWIZZLES)
             if level == "all":
                 yield replace(form, swizzle=(3, 2))
-                yield replace(form, epilogue="direct")
-                changed = (replace(form, pad=(0, 0, 0), down=(1, 1)), replace(form, vector=1))
+                changed = (
+                    replace(form, epilogue="direct"),
+                    replace(form, pad=(0, 0, 0), down=(1, 1)),
+                    replace(form, vector=1),
+                )
                 yield from (f for f in changed if f != form and f.why_not(problem, target) is None)

@@ -97,7 +97,7 @@ class ImplicitGemm:
     def stores(self, problem: ConvProblem) -> tuple[int, bool]:
         """(channels per store of the epilogue, whether neighbouring threads store neighbouring channels)."""
         if self.split_k > 1:
-            return (4 if problem.features % 4 == 0 else 1), True
+            return (4 if problem.features % 4 == 0 and not self.atomic else 1), True
         return access_width(problem.y, 5), problem.y.strides[5] == 1
 
     # What follows from the configuration and the problem
@@ -138,10 +138,16 @@ class ImplicitGemm:
         a, b = self.tiles(problem)
         size = ITEMSIZE[problem.x.dtype]
         main = self.stages * (a.elements + b.elements) * size
-        if self.epilogue != "shared" or (self.split_k > 1 and self.atomic):
+        if not self.through_shared:
             return main
         strip = self.math(problem).strip_rows * (self.block_n + self.pad[2]) * 4
         return max(main, int(strip))
+
+    @property
+    def through_shared(self) -> bool:
+        """Whether accumulators go through shared memory: atomic sums only where they can't go directly."""
+        opaque = self.unit != "simt" and MATRIX_UNITS[self.unit].opaque
+        return opaque or (self.epilogue == "shared" and not (self.split_k > 1 and self.atomic))
 
     def workspace_bytes(self, problem: ConvProblem, target: GpuTarget) -> int:
         if self.split_k == 1:
@@ -198,7 +204,7 @@ class ImplicitGemm:
         resident = max(1, launch.resident(target))
         rounds = -(-launch.blocks // (resident * target.compute_units))
         depth = self.parts(problem).longest * self.block_k
-        rate = target.vector_flops if self.unit == "simt" else target.matrix_flops
+        rate = target.flops(self.unit)
         flops = rounds * resident * 2 * self.block_m * self.block_n * depth / rate
         loaded = launch.blocks * (self.block_m + self.block_n) * depth * size
         through_l2 = loaded / (L2_BYTES_PER_CLOCK * target.compute_units)

@@ -37,7 +37,7 @@ def conflict_degrees(schedule: ImplicitGemm, problem: ConvProblem, target: GpuTa
     banks = Banks(target.wave, target.banks, target.bank_bytes)
     tiles = schedule.tiles(problem)
     epilogue = 1
-    if schedule.epilogue == "shared" and not (schedule.split_k > 1 and schedule.atomic):
+    if schedule.through_shared:
         stride = schedule.block_n + schedule.pad[2]
         epilogue = epilogue_degree(math, stride, *schedule.stores(problem), banks)
     return ConflictDegrees(

@@ -76,7 +76,7 @@ def _instructions(schedule: Any, kind: str) -> list[str]:
     unit = MATRIX_UNITS.get(schedule.unit)
     wanted = [re.escape(unit.instruction)] if unit else []
     if kind == "cuda":
-        wanted += ["LDSM"] if unit is not None and unit.ldmatrix else []
+        wanted += ["LDSM"] if unit is not None and (unit.ldmatrix or unit.opaque) else []
         wanted += ["LDGSTS"] if schedule.async_copy else []
     return wanted
 

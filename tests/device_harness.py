@@ -21,7 +21,15 @@ from convopt.runtime.device import open_device
 from convopt.runtime.program import Launch
 from convopt.schedules.base import TensorView
 from convopt.targets import GpuTarget
-from tests.unit_emulation import EMULATED, Emulated, copies, emulation, ldmatrix, with_scratch
+from tests.unit_emulation import (
+    EMULATED,
+    Emulated,
+    copies,
+    emulation,
+    fragment_moves,
+    ldmatrix,
+    with_scratch,
+)
 
 Array = np.ndarray[Any, Any]
 PATTERN = 0xA5
@@ -85,22 +93,35 @@ def as_opencl(target: GpuTarget) -> GpuTarget:
 
 
 def opencl_code(
-    functions: Sequence[Any], target: GpuTarget, units: dict[str, Emulated] | None = None
+    functions: Sequence[Any],
+    target: GpuTarget,
+    units: dict[str, Emulated] | None = None,
+    moves: dict[str, Emulated] | None = None,
 ) -> DeviceCode:
-    """The functions' OpenCL, with what they call emulated by `units`; their elements are of one type."""
+    """The functions' OpenCL, with what they call emulated by `units`; their elements are of one type.
+
+    moves: whose layouts an opaque unit's loads and stores have, if not those of EMULATED.
+    """
     code = opencl.generate(lower(functions, opencl.tvm_target(target)), target)
-    source = emulated(code.source, max(k.block[0] for k in code.kernels) // target.wave, units)
+    source = emulated(code.source, max(k.block[0] for k in code.kernels) // target.wave, units, moves)
     return DeviceCode(code.kernels, source, source.encode())
 
 
-def emulated(source: str, waves: int, units: dict[str, Emulated] | None = None) -> str:
+def emulated(
+    source: str,
+    waves: int,
+    units: dict[str, Emulated] | None = None,
+    moves: dict[str, Emulated] | None = None,
+) -> str:
     """The source with the units and copies that it calls, for blocks of up to so many waves."""
     prelude = ""
-    for unit in (units or EMULATED).values():
-        for dtype in ("float16", "bfloat16"):
+    for name, unit in (units or EMULATED).items():
+        for dtype in unit.dtypes:
             if re.search(rf"\b{unit.helper}_{dtype}\(", source):
                 prelude += emulation(unit, dtype)
-                prelude += ldmatrix(dtype) if "convopt_ldmatrix_x4(" in source else ""
+                prelude += fragment_moves((moves or EMULATED)[name], dtype) if unit.opaque else ""
+                if "convopt_ldmatrix_x4(" in source and "emulated_ldmatrix" not in prelude:
+                    prelude += ldmatrix(dtype)
     if prelude:
         source = with_scratch(source, waves)
     if "convopt_copy_commit(" in source:

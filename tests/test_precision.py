@@ -107,7 +107,7 @@ def test_a_saved_module_keeps_its_precision(tmp_path: object) -> None:
 
 
 def test_wrong_options() -> None:
-    with pytest.raises(InputError, match="precision is 'int8'; expected fp32, fp16, bf16"):
+    with pytest.raises(InputError, match="precision is 'int8'; expected fp32, tf32, fp16, bf16"):
         convopt.optimize(model(), precision="int8")
     with pytest.raises(InputError, match="keep_fp32 is the text 'stem'; expected a list"):
         convopt.optimize(model(), precision="fp16", keep_fp32="stem")

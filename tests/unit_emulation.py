@@ -24,6 +24,9 @@ class Emulated:
     a: tuple[str, str]
     b: tuple[str, str]
     c: tuple[str, str]
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    tf32: bool = False  # A and B are rounded to it, halves away from zero
+    opaque: bool = False  # loads and stores of fragments are the unit's, by a layout that no kernel knows
 
 
 EMULATED = {
@@ -45,6 +48,23 @@ EMULATED = {
         ("lane % 16", "4 * (lane / 16) + r"), ("lane % 16", "4 * (lane / 16) + r"),
         ("lane % 16", "lane / 16 + 4 * r"),
     ),
+    # AMD matrix instruction calculator: A[i][k], i = lane % 16, k = lane / 16; D as of 16x16x16.
+    "mfma.16x16x4": Emulated(
+        "convopt_mfma_16x16x4", 16, 16, 4, 64, (1, 1, 4),
+        ("lane % 16", "lane / 16"), ("lane % 16", "lane / 16"), ("4 * (lane / 16) + r", "lane % 16"),
+        ("float32",),
+    ),
+    "mfma.32x32x2": Emulated(
+        "convopt_mfma_32x32x2", 32, 32, 2, 64, (1, 1, 16),
+        ("lane % 32", "lane / 32"), ("lane % 32", "lane / 32"),
+        ("8 * (r / 4) + 4 * (lane / 32) + r % 4", "lane % 32"), ("float32",),
+    ),
+    # Public DTK test code of __builtin_hcu_mmac_16x16x8_f32: k = lane / 16 and 4 beyond.
+    "mmac.16x16x8": Emulated(
+        "convopt_mmac_16x16x8", 16, 16, 8, 64, (2, 2, 4),
+        ("lane % 16", "lane / 16 + 4 * r"), ("lane % 16", "lane / 16 + 4 * r"),
+        ("lane % 16", "lane / 16 + 4 * r"), ("float32",),
+    ),
     # RDNA3 instruction set guide: 16 halves per lane, lanes 16 to 31 repeat 0 to 15.
     "wmma.gfx11": Emulated(
         "convopt_wmma_gfx11", 16, 16, 16, 32, (16, 16, 8),
@@ -60,15 +80,38 @@ EMULATED = {
         ("lane / 4", "(lane % 4 * 2 + (r & 1) + (r >= 2 ? 8 : 0))"),
         ("(r < 2 ? lane / 4 : lane / 4 + 8)", "(lane % 4 * 2 + (r & 1))"),
     ),
+    # PTX ISA, "Matrix fragments for mma.m16n8k8", .tf32.
+    "mma.m16n8k8": Emulated(
+        "convopt_mma_m16n8k8", 16, 8, 8, 32, (4, 2, 4),
+        ("(r == 0 || r == 2 ? lane / 4 : lane / 4 + 8)", "(r < 2 ? lane % 4 : lane % 4 + 4)"),
+        ("lane / 4", "(r == 0 ? lane % 4 : lane % 4 + 4)"),
+        ("(r < 2 ? lane / 4 : lane / 4 + 8)", "(lane % 4 * 2 + (r & 1))"), ("float32",), tf32=True,
+    ),
+    # PTX ISA, wmma.m16n16k16: the number of registers is all that is said. The layouts here are made up.
+    "wmma.m16n16k16.f16": Emulated(
+        "convopt_wmma_m16n16k16_f16", 16, 16, 16, 32, (16, 16, 8),
+        ("(5 * lane + 3) % 16", "(r + lane) % 16"), ("(3 * lane + r) % 16", "(r ^ 5)"),
+        ("(2 * r + lane / 16) ^ 9", "(7 * lane + r) % 16"), ("float16",), opaque=True,
+    ),
+    "wmma.m16n16k16.bf16": Emulated(
+        "convopt_wmma_m16n16k16_bf16", 16, 16, 16, 32, (8, 8, 8),
+        ("(lane % 16) ^ 6", "(2 * r + lane / 16)"), ("(9 * lane + r) % 16", "(r + 8 * (lane / 16)) ^ 3"),
+        ("(2 * r + 1 - lane / 16)", "(3 * lane + r) % 16"), ("bfloat16",), opaque=True,
+    ),
 }  # fmt: skip
 
-_TO_FLOAT = {"float16": ("half", "(float)({})"), "bfloat16": ("ushort", "as_float((uint)({}) << 16)")}
+_TO_FLOAT = {
+    "float16": ("half", "(float)({})"), "bfloat16": ("ushort", "as_float((uint)({}) << 16)"),
+    "float32": ("float", "({})"),
+}  # fmt: skip
 LID = "(get_local_id(0))"
 
 
 def emulation(unit: Emulated, dtype: str) -> str:
     """The helper's definition; kernels that call it need `with_scratch`."""
     kind, to_float = _TO_FLOAT[dtype]
+    if unit.tf32:
+        to_float = "as_float((as_uint({}) + 0x1000u) & 0xffffe000u)"
     ra, rb, rc = unit.registers
     name = f"{unit.helper}_{dtype}"
     lines = [
@@ -97,16 +140,43 @@ def emulation(unit: Emulated, dtype: str) -> str:
 SCRATCH = 512  # floats of a wave
 
 
-def ldmatrix(dtype: str) -> str:
-    """ldmatrix.x4: lane 8j + i has the address of row i of matrix j; a lane gets row lane / 4 of each."""
+def fragment_moves(unit: Emulated, dtype: str) -> str:
+    """An opaque unit's loads from and stores to shared memory: every lane finds its elements for itself."""
     kind, _ = _TO_FLOAT[dtype]
+    lines = []
+    for operand, (row, column), registers in zip("ab", (unit.a, unit.b), unit.registers, strict=False):
+        name = f"{unit.helper}_load_{operand}"
+        lines += [
+            f"static int emulated_{name}({kind} *out, __local const {kind} *from, int stride, int lane) {{",
+            f"  for (int r = 0; r < {registers}; ++r) out[r] = from[({row}) * stride + {column}];",
+            "  return 0;",
+            "}",
+            f"#define {name}(out, from, stride) emulated_{name}(out, from, stride, {LID} % {unit.lanes})",
+        ]
+    (row, column), name = unit.c, f"{unit.helper}_store"
+    lines += [
+        f"static int emulated_{name}(__local float *to, const float *c, int stride, int lane) {{",
+        f"  for (int r = 0; r < {unit.registers[2]}; ++r) to[({row}) * stride + {column}] = c[r];",
+        "  return 0;",
+        "}",
+        f"#define {name}(to, c, stride) emulated_{name}(to, c, stride, {LID} % {unit.lanes})",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def ldmatrix(dtype: str) -> str:
+    """ldmatrix.x4: lane 8j + i has the address of row i of matrix j; a lane gets 32 bits of row lane / 4 of
+    each.
+    """
+    kind, _ = _TO_FLOAT[dtype]
+    word = 1 if dtype == "float32" else 2
     return f"""
 static int emulated_ldmatrix({kind} *out, __local const {kind} *row, __local ulong *s, int lane) {{
   s[lane] = (ulong)row;
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int j = 0; j < 4; ++j)
-    for (int i = 0; i < 2; ++i)
-      out[2 * j + i] = ((__local const {kind} *)s[8 * j + lane / 4])[lane % 4 * 2 + i];
+    for (int i = 0; i < {word}; ++i)
+      out[{word} * j + i] = ((__local const {kind} *)s[8 * j + lane / 4])[lane % 4 * {word} + i];
   barrier(CLK_LOCAL_MEM_FENCE);
   return 0;
 }}

@@ -62,10 +62,9 @@ def measure_limits(threads: int) -> Limits:
 
 
 def declared_limits(target: GpuTarget, precision: str, threads: int) -> Limits:
-    """What the chip's declaration says, of its matrix units in 16 bits where it has some."""
-    units = precision != "fp32" and target.matrix_flops
-    per_clock = target.matrix_flops if units else target.vector_flops
-    peak = per_clock * target.compute_units * target.clock / 1e9
+    """What the chip's declaration says, of its matrix units where it has some for the precision's type."""
+    unit = target.unit_of("float32" if precision == "fp32" else "float16")
+    peak = target.flops(unit) * target.compute_units * target.clock / 1e9
     return Limits(threads, peak, None, target.memory_rate / 1e9)
 
 

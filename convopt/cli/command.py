@@ -54,14 +54,16 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         "--target", default="cpu", help="cpu: this machine's (default), or one that `convopt targets` lists"
     )
     parser.add_argument(
-        "--precision", default="fp32", help="of what is stored inside: fp32 (default), fp16, bf16"
+        "--precision",
+        default="fp32",
+        help="of what is stored inside: fp32 (default), fp16, bf16; tf32: float32, products of it in tf32",
     )
     parser.add_argument(
         "--keep-fp32",
         action="append",
         default=[],
         metavar="NODE",
-        help="whose products and result stay float32 in fp16 and bf16; repeatable",
+        help="whose products and result stay float32 in fp16, bf16 and tf32; repeatable",
     )
     parser.add_argument(
         "--threads", type=positive, help="cores that the module uses (default: all usable ones)"

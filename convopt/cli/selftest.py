@@ -101,7 +101,7 @@ def _probe(bench: BenchDevice, document: Document, output: Path, progress: Repor
     from convopt.selftest import lanes
     from convopt.selftest.device_facts import facts
 
-    units = bench.target.matrix_units
+    units = lanes.probed_units(bench.target)
     progress("probing", 0, 1 + len(units))
     document["facts"] = [asdict(fact) for fact in facts(bench)]
     for index, name in enumerate(units):
@@ -231,7 +231,7 @@ COMMAND = Command(
         "facts[].name": "wave size, atomic additions, banks",
         "facts[].agrees": "with the declared target; null where the device can't tell",
         "facts[].text": "what was found",
-        "units[].unit": "a matrix unit of the target",
+        "units[].unit": "a matrix unit of the target, those that keep their layout to themselves left out",
         "units[].agrees": "whether all lanes hold what the table says",
         "units[].faults[]": "what differs",
         "units[].layout": "the file for --layout-from, where the layout found is one that can be written",

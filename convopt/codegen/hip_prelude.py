@@ -82,6 +82,13 @@ BUILTINS: dict[tuple[str, str], tuple[Builtin, ...]] = {
     ("mfma.16x16x16", "bfloat16"): (_plain("__builtin_amdgcn_mfma_f32_16x16x16bf16_1k", ", 0, 0, 0"),),
     ("mfma.32x32x8", "float16"): (_plain("__builtin_amdgcn_mfma_f32_32x32x8f16", ", 0, 0, 0"),),
     ("mfma.32x32x8", "bfloat16"): (_plain("__builtin_amdgcn_mfma_f32_32x32x8bf16_1k", ", 0, 0, 0"),),
+    ("mfma.16x16x4", "float32"): (_plain("__builtin_amdgcn_mfma_f32_16x16x4f32", ", 0, 0, 0"),),
+    ("mfma.32x32x2", "float32"): (_plain("__builtin_amdgcn_mfma_f32_32x32x2f32", ", 0, 0, 0"),),
+    ("mmac.16x16x8", "float32"): (
+        _plain("__builtin_hcu_mmac_16x16x8_f32"),
+        _plain("__builtin_hcu_mmac_16x16x8_f32_lit_lts", ", false, false"),
+        _plain("__builtin_amdgcn_mmac_f32_16x16x8f32"),
+    ),
     ("mmac.16x16x16", "float16"): (
         _plain("__builtin_hcu_mmac_f32_16x16x16_f16"),
         _plain("__builtin_hcu_mmac_f32_16x16x16_f16_lit_lts", ", false, false"),
@@ -129,7 +136,8 @@ def _units_in(kernels: str) -> Iterator[tuple[MatrixUnit, str]]:
 def matrix_function(unit: MatrixUnit, dtype: str) -> str:
     """`int HELPER_DTYPE(float* c, const void* a, const void* b)`, called by all lanes of a wave together."""
     accumulator = f"f32x{unit.c.registers}"
-    a, b = (f"lane_bits<{2 * x.registers}>{{{n}}}" for n, x in (("a", unit.a), ("b", unit.b)))
+    nbytes = unit.itemsize * unit.a.registers
+    a, b = (f"lane_bits<{nbytes}>{{{operand}}}" for operand in "ab")
     lines = [_LANE_BITS, f"// {unit.instruction}: {unit.m}x{unit.n}x{unit.k}, {dtype} in, float32 out"]
     lines.append(f"{_FUNCTION}int {unit.helper}_{dtype}(float* c, const void* a, const void* b) {{")
     keyword = "#if"
@@ -141,6 +149,7 @@ def matrix_function(unit: MatrixUnit, dtype: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+_KINDS = {"float16": "f16", "bfloat16": "u16", "float32": "float"}
 # Builtins of one name take half, short or bfloat vectors, depending on the compiler: the registers' bits
 # become whatever the parameter is.
 _LANE_BITS = """#ifndef CONVOPT_LANE_BITS
@@ -158,7 +167,7 @@ template <int BYTES> struct lane_bits {
 
 
 def _by_multiply_adds(unit: MatrixUnit, dtype: str) -> list[str]:
-    kind = "f16" if dtype == "float16" else "u16"
+    kind = _KINDS[dtype]
     lines = [f"  constexpr int lane_of[{unit.k}] = {{{_list(p[0] for p in _holders(unit, unit.a))}}};"]
     lines.append(
         f"  constexpr int register_of[{unit.k}] = {{{_list(p[1] for p in _holders(unit, unit.a))}}};"
@@ -196,7 +205,7 @@ def _holders(unit: MatrixUnit, layout: Layout) -> list[tuple[int, int]]:
 
 def _widened(kind: str, operand: str) -> str:
     value = f"((const {kind}*){operand})[register_of[k]]"
-    return f"(float){value}" if kind == "f16" else f"__builtin_bit_cast(float, (u32){value} << 16)"
+    return f"__builtin_bit_cast(float, (u32){value} << 16)" if kind == "u16" else f"(float){value}"
 
 
 def _sum(terms: tuple[Term, ...]) -> str:

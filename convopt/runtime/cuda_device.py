@@ -17,6 +17,7 @@ import numpy as np
 
 from convopt.errors import ExecutionError
 from convopt.runtime.device import DevicePointer
+from convopt.runtime.device_arrays import architecture_name
 from convopt.runtime.memory import Bytes, address
 from convopt.runtime.program import Launch
 
@@ -272,13 +273,16 @@ def _wanted_device() -> int:
 
 
 def this_gpu() -> str:
-    """The target of the GPU here: "cuda:" and its architecture. ExecutionError where there is none.
-
-    Binaries run on later minor versions of the architecture: 8.6 takes what is made for 8.0.
-    """
+    """The target of the GPU here: "cuda:" and its architecture. ExecutionError where there is none."""
     driver = _import()
     _primary_context(ordinal := _wanted_device())
     device = _call(driver.cuDeviceGet, ordinal)
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-    major = int(_call(driver.cuDeviceGetAttribute, attribute, device))
-    return f"cuda:sm_{major}0"
+    kinds = driver.CUdevice_attribute
+    major, minor = (
+        int(_call(driver.cuDeviceGetAttribute, kind, device))
+        for kind in (
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    return f"cuda:{architecture_name(major, minor)}"

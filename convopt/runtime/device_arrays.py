@@ -137,16 +137,22 @@ def gpu_of(value: Any) -> str | None:
     number, library = device_number(value), _library(value)
     if _is_torch(value):
         properties = library.cuda.get_device_properties(number)
-        major, architecture = properties.major, str(getattr(properties, "gcnArchName", ""))
-    else:
-        found = library.cuda.runtime.getDeviceProperties(number)
-        major, architecture = found["major"], found.get("gcnArchName", b"").decode()
-    return architecture_name(major, architecture)
+        return architecture_name(
+            properties.major, properties.minor, str(getattr(properties, "gcnArchName", ""))
+        )
+    found = library.cuda.runtime.getDeviceProperties(number)
+    return architecture_name(found["major"], found["minor"], found.get("gcnArchName", b"").decode())
 
 
-def architecture_name(major: int, gcn_name: str) -> str:
-    """ "sm_90", "gfx942" of a device's properties; torch for CUDA has a gcnArchName too: its name."""
-    return gcn_name.partition(":")[0] if gcn_name.startswith("gfx") else f"sm_{major}0"
+def architecture_name(major: int, minor: int, gcn_name: str = "") -> str:
+    """ "sm_90", "gfx942" of a device's properties; torch for CUDA has a gcnArchName too: its name.
+
+    NVIDIA's binaries run on later minor versions: 8.6 takes what is made for 8.0. Those of 7 are chips of
+    their own.
+    """
+    if gcn_name.startswith("gfx"):
+        return gcn_name.partition(":")[0]
+    return f"sm_{major}{minor if major == 7 else 0}"
 
 
 def current_stream(value: Any) -> int:

@@ -29,7 +29,6 @@ from convopt.schedules.gpu_implicit_gemm import L2_BYTES_PER_CLOCK, LAUNCH_SECON
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
 from convopt.selection.gpu_forms import Column, Forms, forms
 from convopt.targets import GpuTarget
-from convopt.targets.matrix_units import MATRIX_UNITS
 
 SHARED_BYTES_PER_CLOCK = 128  # of a compute unit: 32 banks of 4 bytes
 SCHEDULERS = 4  # of a compute unit, each with its own vector and matrix unit
@@ -96,9 +95,7 @@ class GpuChoice:
 
 def peak_flops(target: GpuTarget, unit: str) -> float:
     """FLOP/s of the whole chip."""
-    return (
-        target.compute_units * target.clock * (target.vector_flops if unit == "simt" else target.matrix_flops)
-    )
+    return target.compute_units * target.clock * target.flops(unit)
 
 
 def roofline(problem: ConvProblem, target: GpuTarget, unit: str) -> float:
@@ -118,12 +115,9 @@ def least_bytes(problem: ConvProblem) -> int:
 def unit_for(problem: ConvProblem, target: GpuTarget) -> str:
     """The chip's preferred matrix unit that takes the input's type, else plain multiply-adds.
 
-    Where there is a unit, multiply-adds on 16 bits are never faster: they share all but the arithmetic.
+    Where there is a unit, multiply-adds are never faster: they share all but the arithmetic.
     """
-    for name in target.matrix_units:
-        if name in MATRIX_UNITS and problem.x.dtype in MATRIX_UNITS[name].dtypes:
-            return name
-    return "simt"
+    return target.unit_of(problem.x.dtype, problem.arithmetic)
 
 
 def price(
@@ -145,7 +139,7 @@ def price(
     waves = f.threads // t.wave
 
     # Arithmetic: whole tiles; no faster than one block after the other, each on its own waves' schedulers.
-    rate = t.vector_flops if f.unit == "simt" else t.matrix_flops
+    rate = t.flops(f.unit)
     tile_clocks = 2.0 * f.block_m * f.block_n * f.block_k / rate
     alone = tile_clocks * SCHEDULERS / np.minimum(waves, SCHEDULERS) + SYNC_CLOCKS
     alone = np.maximum(alone, LOAD_CLOCKS / np.maximum(f.stages - 1, 1))

@@ -74,8 +74,6 @@ def small_cases(target: GpuTarget) -> Iterator[SmallCase]:
         for case in SMALL[:1] if dtype == "float32" else SMALL:
             problem = dense_problem(case, dtype)
             for name, schedule in families(problem, target):
-                if dtype == "float32" and name != "direct" and "simt" not in name:
-                    continue
                 yield SmallCase(f"{name}, {dtype}, {case.text}", schedule, problem, case)
         problem = dense_problem(DEPTHWISE, dtype)
         vectors: dict[int, GpuDepthwise] = {}

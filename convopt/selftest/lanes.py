@@ -46,8 +46,14 @@ class LaneReport:
     found: Layout | None = None
 
 
-def probe(bench: BenchDevice, name: str, dtype: str = "float16") -> LaneReport:
+def probed_units(target: GpuTarget) -> list[str]:
+    """Those whose layout kernels rely on."""
+    return [name for name in target.matrix_units if not MATRIX_UNITS[name].opaque]
+
+
+def probe(bench: BenchDevice, name: str) -> LaneReport:
     unit = MATRIX_UNITS[name]
+    dtype = unit.dtypes[0]
     half = _one_hot(unit.a, unit.lanes), _one_hot(unit.b, unit.lanes)
     a = np.concatenate(
         [half[0], np.broadcast_to(_positions(unit.a, unit), (len(half[1]), *half[0].shape[1:]))]

@@ -28,6 +28,7 @@ from convopt.schedules.softmax import SoftmaxProblem
 from convopt.selection.simple import choose_simple
 from convopt.selftest.check import TOLERANCE, Check
 from convopt.targets import GpuTarget
+from convopt.targets.matrix_units import MATRIX_UNITS
 
 Array = np.ndarray[Any, Any]
 SHAPE = (2, 24, 9, 11)  # n, c, h, w
@@ -140,7 +141,8 @@ def _products(target: GpuTarget, dtype: str, rng: np.random.Generator) -> Iterat
     y = row_major((g, m, n), dtype)
     across = TensorView((g, n, k), (k * n, 1, n), dtype)
     along = row_major((g, n, k), dtype)
-    for unit in ("simt", *(target.matrix_units if dtype == "float16" else ())):
+    units = (name for name in target.matrix_units if MATRIX_UNITS[name].takes(dtype, "float32"))
+    for unit in ("simt", *units):
         for form, b, array in (
             ("across", across, right),
             ("along", along, np.ascontiguousarray(right.transpose(0, 2, 1))),

@@ -51,4 +51,4 @@ def target_for(tensors: Iterable[Any], given: str | None) -> str:
 def chip_of(device: torch.device) -> str:
     """ "sm_90", "gfx942"; torch calls ROCm's devices cuda too."""
     properties = torch.cuda.get_device_properties(device)
-    return architecture_name(properties.major, str(getattr(properties, "gcnArchName", "")))
+    return architecture_name(properties.major, properties.minor, str(getattr(properties, "gcnArchName", "")))

@@ -29,6 +29,7 @@ from convopt.schedules.primitives.gpu_emit import (
     when,
 )
 from convopt.schedules.primitives.gpu_nest import indices_of
+from convopt.schedules.primitives.matrix_tile import MatrixTile
 from convopt.schedules.primitives.store_order import store_position
 from convopt.schedules.primitives.vector_width import access_width
 from convopt.targets import GpuTarget
@@ -161,8 +162,7 @@ class TileEpilogue:
         units = tile.strip_rows * across
         values = local(lanes)
         with unrolled(self.target, tile.strips) as strip:
-            for index, row, column in tile.strip_elements(self.thread, strip):
-                T.buffer_store(strip_buffer, sums[index], [row * stride + column])
+            _write_strip(tile, sums, strip, self.thread, strip_buffer, stride)
             barrier()
             for first in range(0, units, tile.threads):
                 unit = self.thread + first
@@ -179,6 +179,17 @@ class TileEpilogue:
     def by_rows(self) -> bool:
         """Neighbouring threads store neighbouring channels; else, where channels lie apart, pixels."""
         return isinstance(self.output, PartialOutput) or self.problem.y.strides[5] == 1
+
+
+def _write_strip(tile: Any, sums: Any, strip: Any, thread: Any, buffer: Any, stride: int) -> None:
+    """A thread's accumulators to the strip in shared memory, those of an opaque layout by the unit itself."""
+    if not (isinstance(tile, MatrixTile) and tile.unit.opaque):
+        for index, row, column in tile.strip_elements(thread, strip):
+            T.buffer_store(buffer, sums[index], [row * stride + column])
+        return
+    for index, row, column in tile.strip_fragments(thread, strip):
+        places = T.address_of(buffer[row * stride + column]), T.address_of(sums[index])
+        T.evaluate(T.call_extern("int32", f"{tile.unit.helper}_store", *places, stride))
 
 
 def operands_of(problem: ConvProblem, buffers: Sequence[Any], workspace: bool) -> tuple[Any, ...]:

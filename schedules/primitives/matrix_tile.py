@@ -2,20 +2,24 @@
 
 Which lane reads and holds what comes from the unit's table alone (`convopt.targets.matrix_units`). Where a
 lane's elements of A and B are neighbours along the reduction, `pack` steps are read as one vector: the unit
-sums over k in any order, as long as A and B agree.
+sums over k in any order, as long as A and B agree. A unit whose layouts are opaque loads fragments from
+shared memory and stores them there itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convopt.schedules.primitives.shared_tile import SharedTile, StagedOperands
 from convopt.targets.matrix_units import Layout, MatrixUnit
 
-MOST_VECTOR = 8  # elements of 16 bits in a read of shared memory
-LDMATRIX_ROW = 8  # elements
+if TYPE_CHECKING:
+    from convopt.schedules.primitives.fragment_accumulators import FragmentAccumulators
+
+MOST_BYTES = 16  # in a read of shared memory, and in a row of ldmatrix
+WMMA_STORE_ROW = 4  # float32: rows of 16 bytes, CUDA C++ programming guide, store_matrix_sync
 
 
 def run_of(layout: Layout) -> int:
@@ -61,12 +65,22 @@ class MatrixTile:
     @cached_property
     def pack(self) -> int:
         """Steps of the unit that one read of a lane serves."""
-        run = run_of(self.unit.a)
+        run = 0 if self.unit.opaque else run_of(self.unit.a)
         pack = 1
-        if not self.unit.ldmatrix and run == self.unit.a.registers:
-            while 2 * pack * run <= MOST_VECTOR and self.block_k % (2 * pack * self.unit.k) == 0:
+        if not self._by_rows and run == self.unit.a.registers:
+            while 2 * pack * run <= self.most_vector and self.block_k % (2 * pack * self.unit.k) == 0:
                 pack *= 2
         return pack
+
+    @property
+    def most_vector(self) -> int:
+        """Elements of the widest read of shared memory."""
+        return MOST_BYTES // self.unit.itemsize
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether the unit's own load reads whole rows of fragments, 16 bytes of each at a time."""
+        return self.unit.ldmatrix or self.unit.opaque
 
     @property
     def step(self) -> int:
@@ -76,13 +90,13 @@ class MatrixTile:
     @property
     def vector(self) -> int:
         """Elements of a read of shared memory, which the padded rows must keep aligned."""
-        return LDMATRIX_ROW if self.unit.ldmatrix else min(run_of(self.unit.a) * self.pack, MOST_VECTOR)
+        return self.most_vector if self._by_rows else min(run_of(self.unit.a) * self.pack, self.most_vector)
 
     @property
     def registers(self) -> int:
         m, n = self.fragments
-        read = (m * self.unit.a.registers + n * self.unit.b.registers) * self.pack // 2
-        return self.accumulators + read
+        read = (m * self.unit.a.registers + n * self.unit.b.registers) * self.pack
+        return self.accumulators + read * self.unit.itemsize // 4
 
     def why_not(self) -> str | None:
         unit = self.unit
@@ -117,6 +131,34 @@ class MatrixTile:
                 found.append((index, down + row, right + fragment * self.unit.n + column))
         return found
 
+    def strip_fragments(self, thread: Any, strip: Any) -> list[tuple[Any, Any, Any]]:
+        """(first accumulator, first row in the strip, first column) of a wave's fragments in a strip."""
+        wave, count = thread // self.unit.lanes, self.unit.c.registers
+        down, right = wave // self.across * self.unit.m, wave % self.across * self.part_n
+        first = strip * self.fragments[1]
+        return [((first + j) * count, down, right + j * self.unit.n) for j in range(self.fragments[1])]
+
+    def strip_stores(self, thread: Any) -> list[tuple[Any, Any, int]]:
+        """(row in the strip, column, elements) of a thread's stores to it, for the conflict count.
+
+        Of a unit with opaque layouts what nvcc makes of wmma's store for sm_75 to sm_90: pairs of the two
+        halves of 8 columns, rows as in mma.m16n8k16.
+        """
+        if not self.unit.opaque:
+            return [(row, column, 1) for _, row, column in self.strip_elements(thread, 0)]
+        row, column = thread % self.unit.lanes // 4, thread % 4 * 2
+        return [
+            (down + row + i, right + column + j, 2)
+            for _, down, right in self.strip_fragments(thread, 0)
+            for i in (0, 8)
+            for j in (0, 8)
+        ]
+
+    @property
+    def strip_step(self) -> int:
+        """Float32 elements that a padded row of the strip must be a multiple of."""
+        return WMMA_STORE_ROW if self.unit.opaque else 1
+
     def first_row(self, operand: str, thread: Any) -> Any:
         """The shared tile's row where the wave's part begins."""
         wave = thread // self.unit.lanes
@@ -125,20 +167,20 @@ class MatrixTile:
     def lane_reads(self, operand: str, lane: Any) -> list[tuple[int, Any, Any, int]]:
         """(first register, row, column, elements) of a lane's reads for one fragment (ldmatrix: an address).
 
-        ldmatrix takes four 8x8 matrices, the address of row i of matrix j from lane 8j + i: for A the upper
-        and lower rows, then both again 8 further along k; for B both halves of k, then both for the next
-        fragment.
+        ldmatrix takes four matrices of 8 rows of 16 bytes, the address of row i of matrix j from lane 8j + i:
+        for A the upper and lower rows, then both again further along k; for B both halves of k, then both for
+        the next fragment. nvcc makes the same of wmma's loads from sm_75 on.
         """
-        layout = self.unit.a if operand == "a" else self.unit.b
-        if self.unit.ldmatrix:
-            row, column = lane % 16, lane // 16 * 8
+        layout, half = self.unit.a if operand == "a" else self.unit.b, self.most_vector
+        if self._by_rows:
+            row, column = lane % 16, lane // 16 * half
             if operand == "b":
-                row, column = lane // 16 * 8 + lane % 8, lane // 8 % 2 * 8
-            return [(0, row, column, LDMATRIX_ROW)]
+                row, column = lane // 16 * 8 + lane % 8, lane // 8 % 2 * half
+            return [(0, row, column, half)]
         if self.pack > 1:
             row, column = layout.at(lane, 0)
             return [(0, row, column * self.pack, self.vector)]
-        width = min(run_of(layout), MOST_VECTOR)
+        width = min(run_of(layout), self.most_vector)
         return [(r, *layout.at(lane, r), width) for r in range(0, layout.registers, width)]
 
     def reads(self, tile: SharedTile, operand: str, thread: Any) -> list[tuple[Any, int]]:
@@ -148,91 +190,6 @@ class MatrixTile:
         return [((first + row) * tile.stride + column, width) for _, row, column, width in found]
 
     def emit(self, staged: StagedOperands) -> FragmentAccumulators:
+        from convopt.schedules.primitives.fragment_accumulators import FragmentAccumulators
+
         return FragmentAccumulators(self, staged)
-
-
-class FragmentAccumulators:
-    """The accumulators of a lane and the code that adds to them. Needs tvm."""
-
-    def __init__(self, tile: MatrixTile, staged: StagedOperands) -> None:
-        from tvm.tirx.script.builder import ir as T
-
-        from convopt.schedules.primitives.gpu_emit import hold_multiple, local, unrolled
-
-        self.tile, self.staged, self.target = tile, staged, staged.target
-        self.sums = local(tile.accumulators)
-        lane, unit = staged.thread % tile.unit.lanes, tile.unit
-        self.origin: dict[str, list[tuple[int, Any, int]]] = {}
-        for operand, shared in (("a", staged.a), ("b", staged.b)):
-            first = tile.first_row(operand, staged.thread) * shared.stride
-            reads = tile.lane_reads(operand, lane)
-            self.origin[operand] = [
-                (register, hold_multiple(first + row * shared.stride + column, width), width)
-                for register, row, column, width in reads
-            ]
-        self.per_a, self.per_b = unit.a.registers * tile.pack, unit.b.registers * tile.pack
-        self.part_a = local(tile.fragments[0] * self.per_a, staged.dtype)
-        self.part_b = local(tile.fragments[1] * self.per_b, staged.dtype)
-        with unrolled(self.target, tile.accumulators) as i:
-            T.buffer_store(self.sums, T.float32(0), [i])
-
-    def _read(self, operand: str, fragment: Any, base: Any) -> None:
-        """One fragment (two of B for ldmatrix) from shared memory, its reduction from `base` on."""
-        from tvm.tirx.script.builder import ir as T
-
-        from convopt.schedules.primitives.gpu_emit import store, vector
-
-        unit, pool = self.tile.unit, self.staged.pool
-        stride, size, count, part = (
-            (self.staged.a.stride, unit.m, self.per_a, self.part_a)
-            if operand == "a"
-            else (self.staged.b.stride, unit.n, self.per_b, self.part_b)
-        )
-        for register, origin, width in self.origin[operand]:
-            start = base + origin + fragment * (size * stride)
-            if unit.ldmatrix:
-                target = T.address_of(part[fragment * count])
-                T.evaluate(T.call_extern("int32", "convopt_ldmatrix_x4", target, T.address_of(pool[start])))
-            else:
-                store(part, fragment * count + register, vector(pool, start, width), width)
-
-    def multiply_add(self, base_a: Any, base_b: Any) -> None:
-        """Adds the product of the tiles that begin at these elements of the pool."""
-        from convopt.schedules.primitives.gpu_emit import rolled, unrolled
-
-        tile, unit = self.tile, self.tile.unit
-        m, n = tile.fragments
-        together = 2 if unit.ldmatrix else 1
-        # nvcc keeps the fragments of two steps in registers; others load those of all steps at the start.
-        around = unrolled if self.target.kind == "cuda" else rolled
-        with around(self.target, self.staged.a.columns // tile.step) as step:
-            with unrolled(self.target, m) as i:
-                self._read("a", i, base_a + step * tile.step)
-            with unrolled(self.target, n // together) as j:
-                self._read("b", j * together, base_b + step * tile.step)
-            for sub in range(tile.pack):
-                with unrolled(self.target, m) as i, unrolled(self.target, n) as j:
-                    a = i * self.per_a + sub * unit.a.registers
-                    b = j * self.per_b + sub * unit.b.registers
-                    self._multiply((i * n + j) * unit.c.registers, a, b)
-
-    def _multiply(self, c: Any, a: Any, b: Any) -> None:
-        from tvm.tirx.script.builder import ir as T
-
-        from convopt.schedules.primitives.gpu_emit import store, vector
-
-        unit = self.tile.unit
-        if self.target.kind != "rocm":
-            places = [T.address_of(x[i]) for x, i in ((self.sums, c), (self.part_a, a), (self.part_b, b))]
-            T.evaluate(T.call_extern("int32", f"{unit.helper}_{self.staged.dtype}", *places))
-            return
-        count = unit.c.registers
-        operands = [
-            vector(self.part_a, a, unit.a.registers),
-            vector(self.part_b, b, unit.b.registers),
-            vector(self.sums, c, count),
-        ]
-        # MFMA's last three: whether and how blocks of A are broadcast or lanes permuted. Neither.
-        control = [T.int32(0)] * 3 if unit.name.startswith("mfma") else []
-        name = dict(unit.llvm)[self.staged.dtype]
-        store(self.sums, c, T.call_llvm_pure_intrin(f"float32x{count}", name, *operands, *control), count)

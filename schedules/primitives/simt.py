@@ -61,6 +61,15 @@ class SimtTile:
         row, column = thread // self.across, thread % self.across
         return [(strip * self.thread_n + j, row, column + j * self.across) for j in range(self.thread_n)]
 
+    def strip_stores(self, thread: Any) -> list[tuple[Any, Any, int]]:
+        """(row in the strip, column, elements) of a thread's stores to it, for the conflict count."""
+        return [(row, column, 1) for _, row, column in self.strip_elements(thread, 0)]
+
+    @property
+    def strip_step(self) -> int:
+        """Float32 elements that a padded row of the strip must be a multiple of."""
+        return 1
+
     def reads(self, tile: SharedTile, operand: str, thread: Any) -> list[tuple[Any, int]]:
         """(first element, elements) of a thread's reads of one vector step, for the conflict count."""
         ty, tx = thread // self.across, thread % self.across

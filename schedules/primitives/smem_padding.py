@@ -3,7 +3,7 @@
 A wave's access runs in phases of 128 bytes (32 lanes of 4 bytes, 16 of 8, 8 of 16). In a phase, lanes that
 want different words of one bank wait for each other: the degree is the most words wanted of a bank, 1 being
 no conflict. Lanes that want the same word get it together. The addresses are those of the kernel itself:
-`SharedTile.position`, the tile arithmetic's `reads` and `strip_elements`, and `store_position`.
+`SharedTile.position`, the tile arithmetic's `reads` and `strip_stores`, and `store_position`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_degree(math: Any, tile: SharedTile, operand: str, itemsize: int, banks:
 def epilogue_degree(math: Any, stride: int, lanes: int, by_rows: bool, banks: Banks) -> int:
     """Of writing a strip of accumulators and reading it back in rows of `stride` float32."""
     threads = np.arange(math.threads)
-    worst = max(conflict_degree(4 * (row * stride + column), 4, banks) for row, column in _strip(math))
+    worst = max(conflict_degree(4 * (row * stride + column), 4 * n, banks) for row, column, n in _strip(math))
     across = math.block_n // lanes
     units, width = math.strip_rows * across, min(4, lanes)
     seen = set()
@@ -92,14 +92,14 @@ def epilogue_degree(math: Any, stride: int, lanes: int, by_rows: bool, banks: Ba
 
 
 @lru_cache(maxsize=256)
-def _strip(math: Any) -> list[tuple[Lanes, Lanes]]:
-    """(rows, columns) of the writes of a strip, by all threads, from thread 0's on.
+def _strip(math: Any) -> list[tuple[Lanes, Lanes, int]]:
+    """(rows, columns, elements) of the writes of a strip, by all threads, from thread 0's on.
 
     Those that differ by where all threads begin only turn the banks: they are listed once.
     """
-    elements = math.strip_elements(np.arange(math.threads), 0)
-    moved = ((np.asarray(row - row[0]), np.asarray(column - column[0])) for _, row, column in elements)
-    return list({(row.tobytes(), column.tobytes()): (row, column) for row, column in moved}.values())
+    stores = math.strip_stores(np.arange(math.threads))
+    moved = ((np.asarray(row - row[0]), np.asarray(column - column[0]), n) for row, column, n in stores)
+    return list({(row.tobytes(), column.tobytes()): (row, column, n) for row, column, n in moved}.values())
 
 
 @lru_cache(maxsize=4096)
@@ -134,7 +134,7 @@ def epilogue_pad(math: Any, lanes: int, by_rows: bool, banks: Banks) -> int:
     Vector reads keep their alignment; for some lane layouts no pad reaches degree 1.
     """
     best, least = 0, 1 << 30
-    for pad in range(0, banks.count + 1, min(4, lanes)):
+    for pad in range(0, banks.count + 1, max(math.strip_step, min(4, lanes))):
         degree = epilogue_degree(math, math.block_n + pad, lanes, by_rows, banks)
         if degree < least:
             best, least = pad, degree

@@ -15,7 +15,7 @@ from convopt.errors import CompileError
 from convopt.runtime import hipcc
 from convopt.runtime.device import open_device
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
-from convopt.targets import find_target
+from convopt.targets import GPU_TARGETS, find_target
 from convopt.targets.matrix_units import MATRIX_UNITS, MFMA_16, MMAC_16
 from tests.hip.kernels import K100_AI, MATRIX, SIMT, assembly, problem, run_conv, source_of, spills
 from tests.hip.stub_device import Stub
@@ -40,7 +40,7 @@ def test_multiply_adds_equal_float64(stub: Stub, dtype: str, schedule: ImplicitG
     assert error <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -51,6 +51,7 @@ def test_multiply_adds_equal_float64(stub: Stub, dtype: str, schedule: ImplicitG
 def test_the_matrix_layer_without_a_matrix_unit(stub: Stub, dtype: str, schedule: ImplicitGemm) -> None:
     """A compiler that has no builtin: lanes exchange registers, by the table."""
     conv = problem(dtype)
+    schedule = replace(schedule, unit=K100_AI.unit_of(dtype))
     error = run_conv(open_device("hip"), source_of(schedule, conv), schedule, conv)
     assert error <= TOLERANCE[dtype]
 
@@ -102,10 +103,14 @@ def test_mmac_source_compiles_with_a_declared_builtin(tmp_path: Path) -> None:
     assert spills(text) == 0 and "v_mfma" not in text
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("hip:gfx90a", "float16"), ("hip:gfx942", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("hip:gfx90a", "float16"), ("hip:gfx942", "bfloat16"), ("hip:gfx90a", "float32")]
+)
 def test_mfma_is_used_where_the_compiler_has_it(name: str, dtype: str, tmp_path: Path) -> None:
     target = find_target(name)
-    for unit in ("mfma.16x16x16", "mfma.32x32x8"):
+    units = [unit for unit in target.matrix_units if dtype in MATRIX_UNITS[unit].dtypes]
+    assert len(units) == 2
+    for unit in units:
         schedule = replace(MATRIX, part_n=32, unit=unit, block_m=64, block_n=64)
         code = source_of(schedule, problem(dtype), target)
         text = assembly(code.source, target.arch, tmp_path)
@@ -153,7 +158,9 @@ def test_the_file_is_readable() -> None:
 
 
 def test_every_unit_of_amd_and_hygon_has_a_function() -> None:
-    for unit in (u for u in MATRIX_UNITS.values() if not u.ldmatrix):
+    names = {n for t in GPU_TARGETS.values() if t.kind in ("rocm", "hip") for n in t.matrix_units}
+    assert len(names) == 7
+    for unit in (MATRIX_UNITS[name] for name in names):
         for dtype in unit.dtypes:
             text = matrix_function(unit, dtype)
             assert all(b.name in text for b in BUILTINS[unit.name, dtype])

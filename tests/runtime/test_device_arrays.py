@@ -36,11 +36,12 @@ def _library(monkeypatch: pytest.MonkeyPatch, **properties: Any) -> None:
 @pytest.mark.parametrize(
     ("properties", "target"),
     [
-        ({"major": 8}, "cuda:sm_80"),
-        ({"major": 9, "gcnArchName": b"NVIDIA H200"}, "cuda:sm_90"),
-        ({"major": 9, "gcnArchName": b"gfx942:sramecc+:xnack-"}, "hip:gfx942"),
-        ({"major": 9, "gcnArchName": b"gfx928"}, "dcu:k100-ai"),
-        ({"major": 9, "gcnArchName": b"gfx906:sramecc-"}, "dcu:z100"),
+        ({"major": 7, "minor": 5}, "cuda:sm_75"),
+        ({"major": 8, "minor": 6}, "cuda:sm_80"),
+        ({"major": 9, "minor": 0, "gcnArchName": b"NVIDIA H200"}, "cuda:sm_90"),
+        ({"major": 9, "minor": 4, "gcnArchName": b"gfx942:sramecc+:xnack-"}, "hip:gfx942"),
+        ({"major": 9, "minor": 2, "gcnArchName": b"gfx928"}, "dcu:k100-ai"),
+        ({"major": 9, "minor": 0, "gcnArchName": b"gfx906:sramecc-"}, "dcu:z100"),
     ],
 )
 def test_the_target_of_an_array_is_its_devices(
@@ -51,7 +52,7 @@ def test_the_target_of_an_array_is_its_devices(
 
 
 def test_a_chip_without_a_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    _library(monkeypatch, major=10, gcnArchName=b"gfx1030")
+    _library(monkeypatch, major=10, minor=3, gcnArchName=b"gfx1030")
     with pytest.raises(InputError, match="no target of dcu or hip is a gfx1030, the chip here"):
         target_of(_Array())
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import convopt
 from convopt.bench.real_models import MODELS, fetch
@@ -212,11 +212,32 @@ def test_torch_tensors_stay_on_the_gpu() -> None:
     _close([r.cpu().numpy() for r in results], _expected(_model(), _input()))
 
 
+@pytest.mark.compilers
+def test_tf32_is_for_all_products_but_those_that_keep_float32() -> None:
+    units: dict[str, str] = {}
+
+    def observe(calls: Any) -> None:
+        units.update({c.call.label: c.call.schedule.unit for c in calls if hasattr(c.call.schedule, "unit")})
+
+    rng = np.random.default_rng(0)
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[4,128,28,28] x) => (float[4,96,26,26] y) { a = Conv(x, v)  y = Conv(a, w) }""")
+    for name, shape in {"v": (192, 128, 1, 1), "w": (96, 192, 3, 3)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype("f"), name))
+    model.graph.node[1].name = "second"
+    options = {"target": "cuda:sm_80", "precision": "tf32", "keep_fp32": ["second"], "verify": False}
+    convopt.optimize(model, observe=observe, **options)
+    assert sorted(units.values()) == ["mma.m16n8k8", "simt"]
+    (kept,) = (label for label, unit in units.items() if unit == "simt")
+    assert "192->96" in kept
+
+
 def test_wrong_targets_and_options_are_said() -> None:
-    with pytest.raises(InputError, match="target 'tpu' is not known; expected cpu or one of cuda:h200"):
+    with pytest.raises(InputError, match="target 'tpu' is not known; expected cpu, cuda, rocm, hip, dcu"):
         convopt.optimize(_model(), target="tpu")
-    with pytest.raises(InputError, match='"tf32": no schedule computes in it'):
-        convopt.optimize(_model(), target="cuda:sm_90", precision="tf32")
+    for target in ("opencl", "cpu"):
+        with pytest.raises(InputError, match=r'"tf32": .* has no matrix unit that multiplies in it'):
+            convopt.optimize(_model(), target=target, precision="tf32")
     with pytest.raises(InputError, match="tune measures on this machine's CPU"):
         convopt.optimize(_model(), target="opencl", tune=1.0)
 

@@ -61,12 +61,15 @@ def _run(precision: str, unit: str | None) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 2e-3)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "unit"),
+    [("fp32", 1e-5, "mmac_16x16x8_float32"), ("fp16", 2e-3, "mmac_16x16x16_float16")],
+)
 def test_the_same_results_with_the_schedules_of_a_dcu(
-    precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    precision: str, tolerance: float, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = _run(precision, None)
     retargeted = replace(as_opencl(find_target("dcu:k100-ai")), name="opencl")
     monkeypatch.setitem(GPU_TARGETS, "opencl", retargeted)
-    found = _run(precision, "convopt_mmac_16x16x16_" if precision == "fp16" else None)
+    found = _run(precision, f"convopt_{unit}(")
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()

@@ -49,6 +49,7 @@ class Case:
     y_gap: int = 0  # the same in y's
     x_dtype: str = "float32"
     y_dtype: str = "float32"
+    arithmetic: str = "float32"
     bordered: bool = True  # x has memory where the pads reach
     outputs: Triple = field(init=False)
 
@@ -81,7 +82,7 @@ class Case:
             TensorView(x.shape, x.strides, self.x_dtype),
             TensorView(y.shape, y.strides, self.y_dtype),
             self.kernel, self.strides, self.dilations, self.begin, self.epilogue[0], others, self.bias,
-            bordered=self.bordered,
+            arithmetic=self.arithmetic, bordered=self.bordered,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _other(self, kind: str) -> TensorView:

@@ -27,18 +27,30 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}  # of the outpu
 
 
 def typed(case: Case, dtype: str) -> Case:
+    """dtype: of the elements; "tf32": float32 that is multiplied in it."""
+    if dtype == "tf32":
+        return replace(case, x_dtype="float32", y_dtype="float32", arithmetic="tf32")
     return replace(case, x_dtype=dtype, y_dtype=dtype)
 
 
 def draw(case: Case) -> Data:
-    """Operands that the case's types can hold, and the expected values in float64."""
+    """Operands that the case's types can hold, and the expected values in float64.
+
+    tf32's factors have its bits already, so that nothing is left to round.
+    """
     data = Data.draw(replace(case, x_dtype="float32", y_dtype="float32"))
     data.case = case
     data.x, data.weight = (rounded(a, case.x_dtype) for a in (data.x, data.weight))
+    if case.arithmetic == "tf32":
+        data.x, data.weight = (_with_10_bits(a) for a in (data.x, data.weight))
     data.others = [rounded(np.ascontiguousarray(o), case.y_dtype) for o in data.others]
     sums = convolve(case.problem, data.x, data.weight, data.bias)
     data.expected = case.epilogue[1](sums, *(o.astype(np.float64) for o in data.others))
     return data
+
+
+def _with_10_bits(array: Array) -> Array:
+    return (np.ascontiguousarray(array, np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32)
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,9 @@ def compute(
     target: GpuTarget,
     units: dict[str, Emulated] | None = None,
     times: int = 1,
+    moves: dict[str, Emulated] | None = None,
 ) -> Outcome:
-    return compute_all([(schedule, data)], target, units, times)[0]
+    return compute_all([(schedule, data)], target, units, times, moves)[0]
 
 
 def compute_all(
@@ -62,6 +75,7 @@ def compute_all(
     target: GpuTarget,
     units: dict[str, Emulated] | None = None,
     times: int = 1,
+    moves: dict[str, Emulated] | None = None,
 ) -> list[Outcome]:
     """Of schedules on data of one input type, all in one program."""
     chip, functions = as_opencl(target), []
@@ -69,7 +83,7 @@ def compute_all(
         refusal = schedule.why_not(data.case.problem, target)
         assert refusal is None, refusal
         functions += schedule.apply(data.case.problem, chip, f"kernel{index}")
-    code = opencl_code(functions, chip, units)
+    code = opencl_code(functions, chip, units, moves)
     outcomes = []
     for index, (schedule, data) in enumerate(jobs):
         own = tuple(k for k in code.kernels if k.symbol.startswith(f"kernel{index}_"))

@@ -14,8 +14,9 @@ from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.primitives.expression import unary
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
 from convopt.targets import GpuTarget, find_target
+from convopt.targets.matrix_units import MATRIX_UNITS
 from tests.schedules.conv_cases import FMA, SUM_RELU, Case, Data
-from tests.schedules.gpu_conv_cases import check_all, compute, draw, typed
+from tests.schedules.gpu_conv_cases import TOLERANCE, check_all, compute, draw, typed
 from tests.schedules.pairwise import pairwise
 from tests.unit_emulation import EMULATED
 
@@ -44,11 +45,15 @@ COVER = (
     ("opencl", "float32", ("tails", "grouped", "planar", "cube")),
     ("opencl", "float16", ("K=4", "stem")),
     ("cuda:sm_80", "float16", ("tails", "gemm")),
+    ("cuda:sm_75", "float16", ("K=4",)),
+    ("cuda:sm_80", "tf32", ("tails",)),
     ("cuda:sm_90", "bfloat16", ("long",)),
     ("rocm:gfx90a", "float16", ("long", "grouped")),
+    ("rocm:gfx90a", "float32", ("tails", "stem")),
     ("rocm:gfx942", "bfloat16", ("K=4",)),
     ("rocm:gfx1100", "float16", ("gemm",)),
     ("dcu:k100-ai", "float16", ("tails", "stem")),
+    ("dcu:k100-ai", "float32", ("grouped",)),
 )
 SAMPLE = 60  # of each chip, type and case
 
@@ -111,7 +116,7 @@ def test_many_more() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("chip", ["opencl", "cuda:sm_80", "rocm:gfx90a", "dcu:k100-ai"])
+@pytest.mark.parametrize("chip", ["opencl", "cuda:sm_75", "cuda:sm_80", "rocm:gfx90a", "dcu:k100-ai"])
 def test_the_space_is_large_and_varied(case: str, chip: str) -> None:
     """At least 64 configurations each, none of which refuses, and every primitive among them on and off."""
     target = find_target(chip)
@@ -122,7 +127,8 @@ def test_the_space_is_large_and_varied(case: str, chip: str) -> None:
         assert len(list(ImplicitGemm.space(problem, target))) >= 64
         for field in ("block_m", "block_k", "stages", "split_k", "swizzle", "pad", "epilogue", "vector"):
             assert len({getattr(s, field) for s in space}) > 1, field
-        assert {s.unit for s in space} >= {"simt", *(target.matrix_units if dtype == "float16" else ())}
+        units = {name for name in target.matrix_units if MATRIX_UNITS[name].takes(dtype, "float32")}
+        assert {s.unit for s in space} == {"simt", *units}
         copies = target.async_copy and access_width(problem.x, 5) * ITEMSIZE[dtype] >= 4
         assert {s.async_copy for s in space} == ({False, True} if copies else {False})
 
@@ -176,14 +182,59 @@ def test_mmac_with_all_primitives_on_and_with_the_layout_of_mfma(explicit: bool)
     assert compute(schedule, data, target, {name: as_mfma}).error > 0.01
 
 
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("wmma.m16n16k16.f16", 2), pytest.param("wmma.m16n16k16.bf16", 1, marks=pytest.mark.slow)],
+)
+def test_any_layout_will_do_where_the_unit_keeps_its_own(name: str, split: int) -> None:
+    """Another secret for loads, products and stores alike; sums of an atomic split go by shared memory."""
+    target, dtype = find_target("cuda:sm_80"), EMULATED[name].dtypes[0]
+    data, unit = _data("tails", dtype), EMULATED[name]
+    plain = ImplicitGemm(64, 32, 32, 32, 16, stages=2, split_k=split, atomic=split > 1, unit=name)
+    schedule = plain.padded(data.case.problem, target)
+    assert schedule.through_shared and schedule.pad[2] % 4 == 0
+    (row, column), allowed = unit.c, TOLERANCE[dtype]
+    assert compute(schedule, data, target).error <= allowed
+    other = {name: replace(unit, a=(f"({unit.a[0]}) ^ 4", unit.a[1]), c=(f"15 - ({row})", column))}
+    assert compute(schedule, data, target, other).error > 0.01, "the loads and stores did not follow"
+    assert compute(schedule, data, target, other, moves=other).error <= allowed
+
+
+def test_tf32_is_for_those_who_ask_for_it() -> None:
+    """Factors of more bits are rounded to nearest: off by up to 2^-11 each, by more than float32 leaves."""
+    target, asked = find_target("cuda:sm_80"), replace(CASES["tails"], arithmetic="tf32")
+    schedule = ImplicitGemm(64, 32, 32, 32, 16, unit="mma.m16n8k8").padded(asked.problem, target)
+    refusal = schedule.why_not(CASES["tails"].problem, target)
+    assert refusal == "mma.m16n8k8 multiplies in tf32, which was not asked for"
+    data = draw(CASES["tails"])
+    data.case = asked
+    assert 1e-5 < compute(schedule, data, target).error < 1e-3
+    assert target.unit_of("float32", "tf32") == "mma.m16n8k8" and target.unit_of("float32") == "simt"
+
+
+def test_an_opaque_layout_is_not_stored_directly() -> None:
+    target, problem = find_target("cuda:sm_80"), _data("tails", "float16").case.problem
+    direct = ImplicitGemm(32, 32, 32, 32, 32, unit="wmma.m16n16k16.f16", epilogue="direct")
+    assert "only wmma.m16n16k16.f16 itself knows" in str(direct.why_not(problem, target))
+    uneven = replace(direct, epilogue="shared", pad=(8, 8, 2))
+    assert "no multiples of 4 elements" in str(uneven.why_not(problem, target))
+
+
+# Of units whose layouts are of one kind, one now and the others where there is time.
+LATER = ("mfma.32x32x8", "mfma.32x32x2", "mmac.16x16x16", "wmma.m16n16k16.bf16")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LATER else n for n in EMULATED]
+)
 def test_a_permuted_layout_fails(name: str) -> None:
     """With rows or columns of one operand exchanged in the unit, the kernel's result is wrong."""
     chip = next(c for c, _, _ in COVER if name in find_target(c).matrix_units)
-    data, target, unit = _data("long", "float16"), find_target(chip), EMULATED[name]
+    target, unit, dtype = find_target(chip), EMULATED[name], EMULATED[name].dtypes[0]
+    data = _data("long", "tf32" if unit.tf32 else dtype)
     plain = ImplicitGemm(32, 32, 32, 32, 32, stages=2, unit=name)
     schedule = plain.padded(data.case.problem, target)
-    assert compute(schedule, data, target).error <= 2e-3
+    assert compute(schedule, data, target).error <= TOLERANCE[dtype]
     swapped = {f: (f"(({getattr(unit, f)[0]}) ^ 1)", getattr(unit, f)[1]) for f in "abc"}
     turned = {"c": unit.c[::-1]} if unit.m == unit.n else {}
     for field, layout in (*swapped.items(), *turned.items()):

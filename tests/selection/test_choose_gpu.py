@@ -26,6 +26,24 @@ def test_every_chip_takes_the_contest(name: str) -> None:
             assert chosen.why_not(problem, target) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "unit"),
+    [
+        ("cuda:sm_80", "float16", "mma.m16n8k16"),
+        ("cuda:sm_90", "bfloat16", "mma.m16n8k16"),
+        ("cuda:sm_90", "float32", "simt"),
+        ("cuda:sm_75", "float16", "wmma.m16n16k16.f16"),
+        ("cuda:sm_75", "bfloat16", "simt"),
+        ("rocm:gfx90a", "float32", "mfma.16x16x4"),
+        ("dcu:k100-ai", "float32", "mmac.16x16x8"),
+        ("dcu:k100", "float32", "simt"),
+    ],
+)
+def test_the_unit_that_is_preferred(name: str, dtype: str, unit: str) -> None:
+    problem = conv_problem(parse_case("n=4,c=128,h=28,w=28,k=128,r=3,s=3,pad=1"), dtype)
+    assert choose_gpu_conv(problem, find_target(name)).unit == unit
+
+
 def test_depthwise_is_not_a_matrix_product() -> None:
     problem = conv_problem(parse_case("n=1,c=384,h=56,w=56,k=384,r=3,s=3,pad=1,groups=384"))
     for name in ("cuda:sm_90", "dcu:k100-ai", "opencl"):

@@ -58,6 +58,23 @@ def test_doctor_without_a_toolkit(
     )
 
 
+@pytest.mark.parametrize("family", ["cuda", "rocm", "hip", "dcu"])
+def test_doctor_of_a_family_without_a_device(
+    family: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CONVOPT_HIP_LIBRARY", str(tmp_path / "none.so"))
+    monkeypatch.setenv("CONVOPT_CUDA_DEVICE", "99")
+    assert main(["doctor", "--target", family, "--json"]) == 3
+    (target,) = _document(capsys)["targets"]
+    assert (target["name"], target["can_run"]) == (family, False) and target["missing"]
+
+
+def test_doctor_of_a_target_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--target", "cdua"]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "'cdua' is not known; expected cpu, cuda, rocm, hip, dcu" in words and "dcu:k100-ai" in words
+
+
 @pytest.mark.hip
 def test_doctor_on_a_dcu(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     assert main(["doctor", "--target", "dcu:k100-ai", "--json"]) == 0
@@ -67,6 +84,8 @@ def test_doctor_on_a_dcu(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None
         "library": str(stub.library),
         "device": "Stub DCU (gfx928)",
     }
+    assert main(["doctor", "--target", "dcu", "--json"]) == 0
+    assert _document(capsys)["targets"] == [target]
     assert main(["doctor", "--target", "dcu:bw200", "--json"]) == 3
     (target,) = _document(capsys)["targets"]
     assert target["missing"] == "the device here, Stub DCU (gfx928), is no Hygon BW200 (gfx936)"
@@ -101,7 +120,8 @@ def test_selftest_on_a_dcu(stub: Stub, capsys: pytest.CaptureFixture[str], tmp_p
     ]
     assert main(arguments) == 0
     document = _document(capsys)
-    assert document["units"] == [{"unit": "mmac.16x16x16", "agrees": True, "faults": [], "layout": None}]
+    agreed = {"agrees": True, "faults": [], "layout": None}
+    assert document["units"] == [{"unit": f"mmac.16x16x{k}", **agreed} for k in (16, 8)]
     assert document["facts"][0]["agrees"] and "64 lanes" in document["facts"][0]["text"]
     assert any("implicit GEMM mmac" in check["name"] for check in document["checks"])
     assert any("batched GEMM mmac" in check["name"] for check in document["checks"])

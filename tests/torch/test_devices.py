@@ -25,7 +25,7 @@ CHIPS = {"cuda:0": (9, "NVIDIA H100"), "cuda:1": (9, "gfx90a:sramecc+:xnack-"), 
 def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def properties(device: torch.device) -> Any:
         major, name = CHIPS[str(device)]
-        return SimpleNamespace(major=major, gcnArchName=name)
+        return SimpleNamespace(major=major, minor=0, gcnArchName=name)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     # What compiles for a chip need not be here.
