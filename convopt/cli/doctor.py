@@ -13,21 +13,38 @@ if TYPE_CHECKING:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", metavar="NAME", help="this one only; then the exit status is 3 where it can't run"
+        "--target",
+        metavar="NAME",
+        help="this one only, as optimize takes it (cuda, rocm, hip or dcu: the device that is here); then the"
+        " exit status is 3 where it can't run",
     )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
-    from convopt.targets import GPU_TARGETS, find_target
+    from convopt.targets import GPU_TARGETS
 
     del progress
-    if arguments.target == "cpu":
-        targets = [_cpu()]
-    elif arguments.target is not None:
-        targets = [_gpu(find_target(arguments.target))]
+    if arguments.target is not None:
+        targets = [_asked(arguments.target)]
     else:
         targets = [_cpu(), *map(_gpu, GPU_TARGETS.values())]
     return {"command": "doctor", "asked": arguments.target, "targets": targets}
+
+
+def _asked(name: str) -> Document:
+    """InputError: no such target."""
+    from convopt.arguments import check_target, find_gpu_here
+    from convopt.errors import ExecutionError
+    from convopt.targets import GPU_TARGETS
+
+    check_target(name)
+    if name == "cpu":
+        return _cpu()
+    try:
+        return _gpu(find_gpu_here(name))
+    except ExecutionError as error:  # a family's name, and no device that would tell which target is meant
+        entry = _gpu(next(t for n, t in GPU_TARGETS.items() if n.partition(":")[0] == name))
+        return {**entry, "name": name, "can_run": False, "missing": entry["missing"] or str(error)}
 
 
 def _cpu() -> Document:
@@ -121,7 +138,7 @@ COMMAND = Command(
     ),
     fields={
         "asked": "the target of --target, else null",
-        "targets[].name": "as `optimize --target` takes it",
+        "targets[].name": "as `optimize --target` takes it; a family's as it was asked for, without a device",
         "targets[].kind": "of its code: cpu, cuda, rocm, hip, opencl",
         "targets[].found{}": "the path or name of each part that is there: compiler, library, device",
         "targets[].can_compile": "true where `convopt optimize` makes artifacts for it",

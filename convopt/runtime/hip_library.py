@@ -1,5 +1,8 @@
 """HIP's runtime library by ctypes: the same functions in ROCm's libamdhip64 and in DTK's libgalaxyhip.
 
+ctypes is the only binding. hip-python would be a second one for the same thirty functions, and could not
+replace it: each of its packages is for one release of ROCm (its installation guide), and DTK is none of them.
+
 $CONVOPT_HIP_LIBRARY names the file; otherwise it is looked for in the toolkits' folders and where the
 system's loader looks.
 """
