@@ -49,8 +49,8 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
                 ) -> None:
                     progress(text, plans, total)
 
-                measure_space(problem, options, store, cache, runner, deadline, report)
-                if (one := quality(problem, options, store)) is not None:
+                raced = measure_space(problem, options, store, cache, runner, deadline, report)
+                if (one := quality(problem, options, store, raced)) is not None:
                     found.append(one)
     finally:
         runner.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -33,7 +33,7 @@ MEASURED_FIRST = 8  # of the model's order: what `tune` would measure first
 BATCH = 8
 FINALISTS = 6  # that are measured again, beside the choices
 TUNED = 2  # of the fastest of all that is in the store
-FINAL_SECONDS = 0.2  # for each of them
+FINAL_SECONDS = 0.4  # for each of them
 CANDIDATE_TIMEOUT = 20.0
 Report = Callable[[int, int], None]
 
@@ -89,21 +89,24 @@ def measure_space(
     runner: Runner,
     deadline: float,
     report: Report | None = None,
-) -> None:
-    """Times what of the small space has no trial yet, until `deadline` (of time.monotonic())."""
+) -> dict[ConvPlan, float]:
+    """Times what of the small space has no trial yet, until `deadline` (of time.monotonic()).
+
+    Returns the seconds of those that were then measured in turn, nothing where the time was over before.
+    """
     key, plans = task_key(problem, options.cpu, options.threads), small_space(problem, options)
     tried = {trial.plan for trial in store.trials(key)}
     todo = [plan for plan in plans if plan not in tried]
     reference = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
     for start in range(0, len(todo), BATCH):
         if time.monotonic() > deadline:
-            return
+            return {}
         if report is not None:
             report(len(plans) - len(todo) + start, len(plans))
         wanted = todo[start : start + BATCH]
         with _compiled(problem, [reference, *wanted], options, cache, deadline) as (files, failures):
             if time.monotonic() > deadline + CANDIDATE_TIMEOUT / 2:
-                return  # what isn't compiled may only have run out of time
+                return {}  # what isn't compiled may only have run out of time
             for plan, failure in failures.items():
                 store.add_trial(key, Trial(plan, None, failure))
             runner.reset()
@@ -112,8 +115,9 @@ def measure_space(
                     tolerance = TOLERANCES[problem.y.dtype]
                     probe = runner.probe(files[plan], files[reference], tolerance, CANDIDATE_TIMEOUT)
                     store.add_trial(key, Trial(plan, probe.seconds, probe.failure))
-    if time.monotonic() < deadline:
-        _measure_again(problem, options, store, cache, runner, deadline)
+    if time.monotonic() > deadline:
+        return {}
+    return _measure_again(problem, options, store, cache, runner, deadline)
 
 
 def _measure_again(
@@ -123,8 +127,8 @@ def _measure_again(
     cache: KernelCache,
     runner: Runner,
     deadline: float,
-) -> None:
-    """The fastest, the first choices and the rule's, in turn; the store keeps each one's least time."""
+) -> dict[ConvPlan, float]:
+    """The fastest, the first choices and the rule's, in turn; the store keeps each one's least time ever."""
     key = task_key(problem, options.cpu, options.threads)
     known = [trial.plan for trial in store.trials(key) if trial.seconds is not None]
     order = [plan for plan in small_space(problem, options) if plan in known]
@@ -137,9 +141,12 @@ def _measure_again(
         runner.reset()
         raced = [plan for plan in finalists if plan in files]
         turns = runner.race([files[plan] for plan in raced], FINAL_SECONDS, len(raced) * CANDIDATE_TIMEOUT)
-        if not isinstance(turns, str):
-            for plan, times in zip(raced, turns, strict=True):
-                store.add_trial(key, Trial(plan, min(times)))
+        if isinstance(turns, str):
+            return {}
+        times = {plan: min(each) for plan, each in zip(raced, turns, strict=True)}
+        for plan, seconds in times.items():
+            store.add_trial(key, Trial(plan, seconds))
+        return times
 
 
 @contextlib.contextmanager
@@ -158,16 +165,26 @@ def _compiled(
         yield {candidate.plan: candidate.path for candidate in found}, failures
 
 
-def quality(problem: ConvProblem, options: LoweringOptions, store: Store) -> Quality | None:
-    """From the store's trials; None where the model's first choice was not measured."""
+def quality(
+    problem: ConvProblem,
+    options: LoweringOptions,
+    store: Store,
+    raced: Mapping[ConvPlan, float] | None = None,
+) -> Quality | None:
+    """From the store's trials; None where the model's first choice was not measured.
+
+    raced: seconds measured in turn. They alone are then compared: trials hours apart would be compared by how
+    busy the machine was.
+    """
     key = task_key(problem, options.cpu, options.threads)
     trials = {trial.plan: trial.seconds for trial in store.trials(key)}
     order = small_space(problem, options)
     known = [(plan, seconds) for plan in order if (seconds := trials.get(plan)) is not None]
     first = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
-    times = dict(known)
-    if first not in times:
+    compared = raced or {plan: seconds for plan, seconds in trials.items() if seconds is not None}
+    if first not in compared:
         return None
+    times = {plan: compared[plan] for plan in order if plan in compared}
     best = min(times.values())
     rule = rule_plan(problem, options)
     return Quality(
@@ -176,9 +193,9 @@ def quality(problem: ConvProblem, options: LoweringOptions, store: Store) -> Qua
         all(plan in trials for plan in order),
         best,
         best / times[first],
-        best / min(seconds for _, seconds in known[:MEASURED_FIRST]),
+        best / min(times[plan] for plan in order[:MEASURED_FIRST] if plan in times),
         best / times[rule] if rule in times else None,
-        min(seconds for seconds in trials.values() if seconds is not None) / best,
+        min(compared.values()) / best,
         kendall_tau([seconds for _, seconds in known]),
     )
 
