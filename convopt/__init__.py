@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 _HOMES = {"optimize": "convopt.interface", "load": "convopt.runtime.artifact"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
 def __getattr__(name: str) -> Any:
     """Imports the compiling half on `optimize`, the running half alone on `load`."""
     if name not in _HOMES:

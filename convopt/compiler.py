@@ -86,7 +86,7 @@ def optimize(
     progress: Progress | None = None,
     observe: Observe | None = None,
 ) -> CompiledModule:
-    """Compiles a model for this machine's CPU.
+    """Compiles a model, for this machine's CPU unless another target is named.
 
     source: a path, the file's bytes, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
     shapes: input name -> extents, for dynamic dims (or to override declared ones). What they leave open is

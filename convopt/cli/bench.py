@@ -146,7 +146,9 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     if arguments.plot:
         from convopt.bench.plots import write_plots
 
-        made["plots"] = [str(path) for path in write_plots(made, Path(arguments.plot))]
+        folder = Path(arguments.plot)
+        folder.mkdir(parents=True, exist_ok=True)
+        made["plots"] = [str(path) for path in write_plots(made, folder)]
     if output:
         _write(made, output)
     return made
@@ -202,8 +204,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--resume and --plot go with comparisons, not with --startup and --overhead")
     if arguments.resume and not arguments.output:
         raise InputError("--resume wants -o OUT.json, the file to go on with")
-    if arguments.plot and not Path(arguments.plot).is_dir():
-        raise InputError(f"--plot {arguments.plot}: there is no such folder")
+    if arguments.plot and Path(arguments.plot).exists() and not Path(arguments.plot).is_dir():
+        raise InputError(f"--plot {arguments.plot}: not a folder")
     if arguments.shape and not arguments.model:
         raise InputError("--shape goes with a model only")
     whole = arguments.model or arguments.network or arguments.models or arguments.module

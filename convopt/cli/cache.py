@@ -21,6 +21,12 @@ ACTIONS = {
     "prune": "remove what the present schedules can't use, and what is older than --days",
     "verify": "check the file and its rows",
 }
+# What there is to say where nothing has been tuned yet.
+EMPTY: dict[str, dict[str, Any]] = {
+    "list": {"records": []},
+    "verify": {"faults": []},
+    "prune": {"rows": {"trials": 0, "records": 0}},
+}
 WITH_PATH = ("export", "import", "merge")
 
 
@@ -43,7 +49,9 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     if arguments.days is not None and (action != "prune" or not arguments.days >= 0):
         raise InputError("--days goes with prune only, and is at least 0")
     path = KernelCache(arguments.cache_dir).root / STORE_NAME
-    if not path.exists() and action not in ("import", "merge"):
+    if not path.exists() and action in EMPTY:
+        return {"command": "cache", "action": action, "store": str(path), **EMPTY[action]}
+    if not path.exists() and action == "export":
         raise InputError(f"there is no store {path}: `convopt tune` makes one")
     with Store(path, read_only=action in ("list", "export", "verify")) as store:
         found = _act(action, arguments, store)

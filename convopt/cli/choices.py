@@ -87,13 +87,13 @@ def _show(document: Document) -> None:
         )
         for one in document["convs"]
     ]
-    title = f"best time / time of a choice; {document['target']}, {document['threads']} threads"
+    title = f"best time / time of a choice; {document['target']}, threads: {document['threads']}"
     print_table(title, columns, rows)
     if rows:
         print_line(
             f"first choice: geometric mean {document['first_geomean']:.3f}, least"
-            f" {document['first_least']:.3f}; best of its first 8: {document['top8_geomean']:.3f};"
-            f" the rule's: {number(document['rule_geomean'], 3)}"
+            f" {document['first_least']:.3f}; best of its first 8: {document['top8_geomean']:.3f}"
+            + ("" if document["rule_geomean"] is None else f"; the rule's: {document['rule_geomean']:.3f}")
         )
     if document["unmeasured"]:
         print_line(f"{document['unmeasured']} convolutions were not reached: run it again, it goes on")

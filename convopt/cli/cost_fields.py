@@ -8,7 +8,7 @@ COST_FIELDS = {
     "chosen{}": "algorithm, and each field of its configuration (tiles, split_k, swizzle, stages, pad, ...)",
     "chosen{}[]": "entries of a field that has several: swizzle, pad, down",
     "parts{}": "what the prediction is made of: seconds, counts and ratios (see README)",
-    "bound": "what the main loop waits for: compute, issue, shared, l2 or memory",
+    "bound": "what its loop waits for: compute, issue, shared, l2 or memory",
     "roofline_s": "seconds at the declared peak or bandwidth; a CPU's: by `convopt calibrate`, else null",
     "rule.chosen{}": "what the five-step rule picks",
     "rule.chosen{}[]": "entries of a field that has several",
@@ -16,6 +16,6 @@ COST_FIELDS = {
     "rule.steps[].number": "1 to 5",
     "rule.steps[].title": "what the step looks at",
     "rule.steps[].kept": "configurations left",
-    "rule.steps[].dropped{}": "reason, without its figures: how many it dropped",
+    "rule.steps[].dropped{}": "reason, with the first one's figures: how many it dropped",
     "rule.refused": "why the rule has no choice, else null",
 }

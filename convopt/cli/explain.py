@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from typing import TYPE_CHECKING, Any
 
 from convopt.bench.suites import SUITES
@@ -61,7 +62,11 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     placement = {place.node: place for place in module.placement}
     names = list(dict.fromkeys((*placement, *notes)))
     if arguments.node is not None and not any(arguments.node in name for name in names):
-        raise InputError(f"--node {arguments.node}: {arguments.model} has no node whose name contains this")
+        near = difflib.get_close_matches(arguments.node, names, 3, 0.3) or names[:3]
+        raise InputError(
+            f"--node {arguments.node}: {arguments.model} has no node whose name contains this; it has"
+            f" {', '.join(near)} and others"
+        )
     nodes = [
         {
             "node": name,

@@ -19,10 +19,11 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 def run_cost(arguments: argparse.Namespace) -> Document:
     """The document of `--cost`: each convolution of the model, of the suite, or the one that is given."""
+    from convopt.arguments import find_gpu_here
     from convopt.bench import calibration
     from convopt.codegen.cache import KernelCache
     from convopt.selection.explained import cpu_cost, gpu_cost
-    from convopt.targets import find_target, host_cpu
+    from convopt.targets import host_cpu
     from convopt.targets.cpu import usable_cores
     from convopt.tuning.records import open_records
 
@@ -30,7 +31,7 @@ def run_cost(arguments: argparse.Namespace) -> Document:
         raise InputError(f"--precision {arguments.precision}: expected {', '.join(DTYPES)}")
     threads = arguments.threads or usable_cores()
     problems = _problems(arguments, threads)
-    target: Any = host_cpu() if arguments.target == "cpu" else find_target(arguments.target)
+    target: Any = host_cpu() if arguments.target == "cpu" else find_gpu_here(arguments.target)
     if arguments.target == "cpu" and arguments.precision != "fp32":
         raise InputError(f"--cost --precision {arguments.precision} goes with a GPU target")
     measured = calibration.load(KernelCache(arguments.cache_dir).root).get(threads)
@@ -112,10 +113,12 @@ def show_cost(document: Document) -> None:
         (cost["conv"], *(_part(name, cost["parts"].get(name)) for name in names))
         for cost in document["costs"]
     ]
-    print_table("parts of the prediction", [Column("conv"), *(Column(n, True) for n in names)], parts)
+    on_cpu = document["target"].startswith("cpu")
+    title = f"parts of the prediction{', all on one core' if on_cpu else ''}"
+    print_table(title, [Column("conv"), *(Column(n, True) for n in names)], parts)
     if len(document["costs"]) == 1:
         for step in document["costs"][0]["rule"]["steps"]:
-            dropped = "; ".join(f"{count} {reason}" for reason, count in step["dropped"].items())
+            dropped = "; ".join(f"{count}: {reason}" for reason, count in step["dropped"].items())
             print_line(f"rule, step {step['number']}, {step['title']}: {step['kept']} kept")
             if dropped:
                 print_line(f"    dropped: {dropped}")

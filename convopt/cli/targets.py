@@ -17,6 +17,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.bench import calibration
     from convopt.codegen.cache import KernelCache
+    from convopt.targets import GPU_TARGETS
     from convopt.targets.cpu import BY_NAME, host_cpu, usable_cores
 
     del progress
@@ -40,6 +41,19 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
             # The host's own caches are read from the machine, the others' are declared.
             for target in (host if t.mcpu == host.mcpu else t for t in BY_NAME.values())
         ],
+        "gpus": [
+            {
+                "name": gpu.name,
+                "chip": gpu.chip,
+                "kind": gpu.kind,
+                "compute_units": gpu.compute_units,
+                "wave": gpu.wave,
+                "shared_bytes": gpu.shared_per_block,
+                "l2": gpu.l2,
+                "matrix_units": list(gpu.matrix_units),
+            }
+            for gpu in GPU_TARGETS.values()
+        ],
         "measured": [{"threads": threads, **asdict(one)} for threads, one in sorted(measured.items())],
     }
 
@@ -60,8 +74,24 @@ def _show(document: Document) -> None:
         )
         for t in document["targets"]
     ]
-    print_table("targets", columns, rows)
-    print_line(f"{document['cores']} usable cores")
+    print_table("CPUs; --target cpu is this machine's", columns, rows)
+    columns = [Column("target"), Column("chip"), Column("code"), Column("compute units", True)]
+    columns += [Column("wave", True), Column("shared", True), Column("L2", True), Column("matrix units")]
+    rows = [
+        (
+            g["name"],
+            g["chip"],
+            g["kind"],
+            str(g["compute_units"]),
+            str(g["wave"]),
+            f"{g['shared_bytes'] >> 10} KiB",
+            f"{g['l2'] >> 20} MiB",
+            ", ".join(g["matrix_units"]),
+        )
+        for g in document["gpus"]
+    ]
+    print_table("GPUs, by name; cuda, rocm, hip, dcu: the one that is here", columns, rows)
+    print_line(f"usable cores: {document['cores']}")
     for one in document["measured"]:
         print_line(
             f"measured on {one['threads']} threads: {one['peak_gflops']:.0f} GFLOP/s,"
@@ -72,8 +102,8 @@ def _show(document: Document) -> None:
 COMMAND = Command(
     name="targets",
     description="""\
-The devices that convopt generates code for, with the numbers that its choices rest on. Models are compiled
-for the one marked as this machine, which `--target cpu` means.""",
+The devices that convopt generates code for, with the numbers that its choices rest on. Of the CPUs, models
+are compiled for the one marked as this machine, which `--target cpu` means; GPUs need not be here.""",
     fields={
         "host": "name of this machine's target",
         "cores": "cores that this process may use",
@@ -85,6 +115,14 @@ for the one marked as this machine, which `--target cpu` means.""",
         "targets[].l2": "bytes of a core's second cache",
         "targets[].l3": "bytes of the shared cache",
         "targets[].host": "whether it is this machine's",
+        "gpus[].name": "what --target takes",
+        "gpus[].chip": "whose numbers these are",
+        "gpus[].kind": "what is generated: cuda, rocm (code objects by LLVM), hip (source) or opencl",
+        "gpus[].compute_units": "multiprocessors",
+        "gpus[].wave": "lanes of a warp or wavefront",
+        "gpus[].shared_bytes": "shared memory that a block may take",
+        "gpus[].l2": "bytes",
+        "gpus[].matrix_units[]": "instructions that multiply tiles, the preferred first",
         "measured[].threads": "of this machine, by `convopt calibrate`: how many cores took part",
         "measured[].peak_gflops": "multiply-adds in registers",
         "measured[].bandwidth_gbs": "a copy through memory on one core, reads and writes",

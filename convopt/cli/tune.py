@@ -144,8 +144,13 @@ def _show(document: Document) -> None:
             from_json(conv["tuned"]).text,
         )
         for conv in document["convs"]
+        if conv["measured"]
     ]
-    print_table(f"{document['target']}, {document['threads']} threads", columns, rows)
+    print_table(f"{document['target']}, threads: {document['threads']}", columns, rows)
+    if unreached := len(document["convs"]) - len(rows):
+        print_line(
+            f"{unreached} of {len(document['convs'])} convolutions were not reached: run it again, it goes on"
+        )
     print_line(
         f"{document['speedup']:.2f} times as fast as untuned over the convolutions that were measured;"
         f" {document['seconds']:.0f} s of {document['budget_s']:.0f} s used"

@@ -133,6 +133,10 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
         return proto
     except DecodeError as error:
+        if data.startswith(b"PK"):
+            raise ModelError(
+                f"{name}: a convopt artifact, not an ONNX model: convopt.load reads it"
+            ) from error
         raise ModelError(f"{name}: not an ONNX model, or truncated ({len(data)} bytes): {error}") from error
 
 

@@ -219,7 +219,10 @@ def _read(file: IO[bytes]) -> dict[str, Bytes]:
     ending = file.read(tail)
     seal = ending[END_RECORD_BYTES:]
     if len(ending) < tail or not ending.startswith(END_RECORD) or not seal.startswith(SEAL):
-        raise ArtifactError("no convopt artifact, or one that is cut off: copy or compile it again")
+        raise ArtifactError(
+            "no convopt artifact, or one that is cut off: copy or compile it again (convopt.optimize compiles"
+            " ONNX models)"
+        )
     content = allocate(size)
     file.seek(0)
     view = content.data

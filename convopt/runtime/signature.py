@@ -99,6 +99,8 @@ def _contiguous(array: Array) -> Array:
 def _import(info: TensorInfo, value: Any) -> Array:
     if isinstance(value, np.generic):
         return np.asarray(value)
+    if isinstance(value, dict):
+        raise InputError(f"input {info.name!r}: got a dict; run() takes arrays by name")
     if not hasattr(value, "__dlpack__"):
         raise InputError(
             f"input {info.name!r}: expected a numpy array or an object with __dlpack__, "

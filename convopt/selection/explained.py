@@ -6,9 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.im2col import Im2col
 from convopt.selection import model
 from convopt.selection.choose import imbalance
+from convopt.selection.choose_gpu import priced_gpu_conv
 from convopt.selection.plans import ConvPlan, Records, decide, plan_seconds, whole_product
 from convopt.selection.rule import Selection
 from convopt.selection.rule_cpu import cpu_rule
@@ -21,17 +23,23 @@ CAP = 64 << 20
 
 def gpu_cost(problem: ConvProblem, target: GpuTarget) -> dict[str, Any]:
     """What `convopt.cli.cost_fields` describes. ValueError: no form takes the problem."""
-    choice = model.choose(problem, target)
-    parts = asdict(choice.estimate)
+    seconds, schedule = priced_gpu_conv(problem, target)
+    if isinstance(schedule, ImplicitGemm):
+        unit, estimate = schedule.unit, model.estimate(schedule, problem, target)
+        parts, bound = asdict(estimate), estimate.bound
+        del parts["seconds"]
+    else:
+        unit, parts = target.unit_of(problem.x.dtype), asdict(schedule.cost(problem, target))
+        bound = "compute" if parts["compute"] > parts["memory"] else "memory"
     return {
         "conv": problem.text,
-        "seconds": parts.pop("seconds"),
+        "seconds": seconds,
         "source": "estimate",
-        "chosen": _config("implicit_gemm", choice.config),
+        "chosen": _config(schedule.name, schedule),
         "parts": parts,
-        "bound": choice.estimate.bound,
-        "roofline_s": model.roofline(problem, target, choice.config.unit),
-        "rule": _gpu_rule(problem, target, choice.config.unit),
+        "bound": bound,
+        "roofline_s": model.roofline(problem, target, unit),
+        "rule": _gpu_rule(problem, target, unit),
     }
 
 
@@ -58,9 +66,12 @@ def _rule(selection: Selection, chosen: dict[str, Any], seconds: float | None) -
     steps = []
     for step in selection.steps:
         counts: dict[str, int] = {}
+        examples: dict[str, str] = {}
         for reason in step.dropped.values():
+            # Reasons that differ in their figures only are told once, by the first of them.
             words = " ".join(word for word in reason.split() if not word[0].isdigit())
-            counts[words] = counts.get(words, 0) + 1
+            example = examples.setdefault(words, reason)
+            counts[example] = counts.get(example, 0) + 1
         steps.append({"number": step.number, "title": step.title, "kept": len(step.kept), "dropped": counts})
     return {"chosen": chosen, "seconds": seconds, "steps": steps, "refused": None}
 

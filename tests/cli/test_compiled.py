@@ -96,7 +96,7 @@ def test_run_binds_dynamic_dims_to_the_files_shapes(
         (["--input", "x=random", "--input", "x=random"], "is given twice"),
         (["-o", "out.txt"], "ends in .npz"),
         (["--repeat", "0"], "expected at least 1"),
-        (["--precision", "fp8"], "precision is 'fp8'; expected fp32, fp16, bf16"),
+        (["--precision", "fp8"], "precision is 'fp8'; expected fp32, tf32, fp16, bf16"),
     ],
 )
 def test_run_refuses_wrong_arguments_in_one_line(

@@ -42,6 +42,23 @@ def test_a_conv_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "split 3" in shown and "rule, step 5" in shown
 
 
+@pytest.mark.parametrize("groups, family", [(64, "gpu-depthwise"), (1, "implicit_gemm")])
+def test_the_family_is_the_one_that_is_compiled(
+    groups: int, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = f"n=1,c=64,h=28,w=28,k=64,r=3,s=3,stride=1,pad=1,groups={groups}"
+    found = document(capsys, "--conv", case, "--target", "cuda:sm_90", "--precision", "fp16")
+    (cost,) = found["costs"]
+    assert cost["chosen"]["algorithm"] == family
+    assert cost["seconds"] >= cost["parts"][cost["bound"]] > 0
+
+
+def test_reasons_are_told_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "--conv", CASE_4, "--target", "cuda:sm_90", "--precision", "fp16")
+    reasons = [reason for step in found["costs"][0]["rule"]["steps"] for reason in step["dropped"]]
+    assert reasons and not any(reason.endswith((">", "<")) for reason in reasons)
+
+
 def test_a_suite_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "--suite", "contest", "--target", "cuda:sm_90", "--precision", "fp16")
     assert len(found["costs"]) == 12

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convopt.errors import ArtifactError, InputError
+import convopt
+from convopt.errors import ArtifactError, InputError, ModelError
 from convopt.runtime import artifact, machine
 from convopt.runtime.artifact import load, save
 from convopt.runtime.loaded import LoadedProgram
@@ -245,8 +246,14 @@ def test_a_missing_file_and_a_file_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"cannot read .*: Is a directory"):
         load(tmp_path)
     (tmp_path / "text").write_text("a text " * 100)
-    with pytest.raises(ArtifactError, match="no convopt artifact"):
+    with pytest.raises(ArtifactError, match=r"no convopt artifact.*convopt\.optimize compiles ONNX models"):
         load(tmp_path / "text")
+
+
+def test_what_the_other_function_reads(saved: Path) -> None:
+    with pytest.raises(ModelError, match=r"a convopt artifact, not an ONNX model: convopt\.load reads it"):
+        convopt.optimize(saved)
+    assert {"load", "optimize"} <= set(dir(convopt))
 
 
 @pytest.mark.parametrize("step", ["writestr", "fsync", "replace"])

@@ -99,6 +99,7 @@ def test_inputs_may_be_read_only_and_stay_as_they_are(module: CompiledModule) ->
         ((A, B.ravel()), {}, r"input 'b': expected rank 2 \(3, 8\), got shape \(24,\)"),
         ((A, B[:2]), {}, r"input 'b': expected shape \(3, 8\), got \(2, 8\): dim 0 is 2"),
         ((A, B.tolist()), {}, "input 'b': expected a numpy array or an object with __dlpack__, got list"),
+        (({"a": A, "b": B}, B), {}, r"input 'a': got a dict; run\(\) takes arrays by name"),
         ((A, np.float32(1)), {}, r"input 'b': expected rank 2 \(3, 8\), got shape \(\)"),
         ((A, OnlyDlpack(B.astype(">f4"))), {}, "input 'b': its memory can't be read by DLPack"),
     ],

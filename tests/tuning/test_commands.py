@@ -95,8 +95,12 @@ def test_a_budget_that_is_none(budget: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cache", "list", "--cache-dir", str(tmp_path)]) == 2
+    for action, empty in (("list", "records"), ("verify", "faults")):
+        assert main(["cache", action, "--cache-dir", str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[empty] == []
+    assert main(["cache", "export", "out.json", "--cache-dir", str(tmp_path)]) == 2
     assert "`convopt tune` makes one" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.kernels

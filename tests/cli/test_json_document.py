@@ -1,4 +1,4 @@
-"""The README's list of JSON fields is the commands' own."""
+"""The list of JSON fields in docs/ is the commands' own."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from convopt.cli.main import COMMANDS, load
 
-README = Path(__file__).parents[2] / "README.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
 BEGIN, END = "<!-- fields: begin", "<!-- fields: end -->"
 
 
@@ -20,11 +20,11 @@ def expected_text() -> str:
     return "\n".join(parts)
 
 
-def test_readme_lists_the_fields(request: pytest.FixtureRequest) -> None:
+def test_the_document_lists_the_fields(request: pytest.FixtureRequest) -> None:
     """`pytest --update-golden` rewrites the list."""
-    text = README.read_text(encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
     begin, end = text.index("\n", text.index(BEGIN)) + 1, text.index(END)
     if request.config.getoption("--update-golden"):
-        README.write_text(f"{text[:begin]}{expected_text()}\n{text[end:]}", encoding="utf-8")
+        DOCUMENT.write_text(f"{text[:begin]}{expected_text()}\n{text[end:]}", encoding="utf-8")
         return
     assert text[begin:end].rstrip("\n") == expected_text()
