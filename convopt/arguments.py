@@ -154,7 +154,9 @@ def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuT
     if not isinstance(keep_fp32, Collection) or not all(isinstance(node, str) for node in keep_fp32):
         raise InputError(f"keep_fp32 is {keep_fp32!r}; expected a list of nodes' names")
     if keep_fp32 and name == "fp32":
-        raise InputError('keep_fp32 goes with "fp16", "bf16" and "tf32": in precision "fp32" every node is')
+        raise InputError(
+            'keep_fp32 goes with precision "fp16", "bf16" and "tf32": in "fp32" every node is float32'
+        )
     if name == "tf32" and (isinstance(target, CpuTarget) or not target.has_tf32):
         raise InputError(
             f'precision "tf32": {target.name} has no matrix unit that multiplies in it; "fp32" is float32 on'
