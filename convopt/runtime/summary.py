@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from convopt.runtime.device_program import DeviceProgram, islands_on_cpu
 from convopt.runtime.loaded import Loaded
-from convopt.runtime.program import IslandStep, Placement
+from convopt.runtime.program import IslandStep, Placement, Program
 
 if TYPE_CHECKING:
     from convopt.runtime.module import CompiledModule
@@ -41,19 +41,24 @@ def summarize(module: CompiledModule) -> str:
     return "\n".join(lines)
 
 
-def _program(loaded: Loaded) -> list[str]:
-    program = loaded.program
+def convolutions_line(program: Program) -> str:
+    """How many convolutions are compiled, and by which schedules."""
     convolutions = [place for place in program.placement if place.op in CONVOLUTIONS]
     compiled = [place for place in convolutions if place.where == "compiled"]
     schedules = Counter(schedule_name(place) for place in compiled)
     how = ", ".join(f"{count} {name}" for name, count in schedules.most_common())
+    return f"convs compiled: {len(compiled)} of {len(convolutions)}" + (f" ({how})" if how else "")
+
+
+def _program(loaded: Loaded) -> list[str]:
+    program = loaded.program
     islands = sum(isinstance(step, IslandStep) for step in program.steps)
     where = Counter(place.where for place in program.placement)
     shapes = ", ".join(f"{spec.name} {spec.shape}" for spec in program.inputs)
     lines = [
         f"program for {shapes or 'no inputs'}"
         + (f" on {program.meta['target']}" if "target" in program.meta else ""),
-        f"  convs compiled: {len(compiled)} of {len(convolutions)}" + (f" ({how})" if how else ""),
+        f"  {convolutions_line(program)}",
         f"  nodes: {where['compiled']} compiled, {where['view']} views, {where['folded']} folded, "
         f"{where['fallback']} fallback",
         f"  steps: {len(program.steps) - islands} kernels, {islands} islands" + _copies(loaded),

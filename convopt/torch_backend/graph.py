@@ -181,6 +181,7 @@ class _Attempt:
             (*self.cut.placement(), *folded),
             tuple(part.loaded.program for part in self.parts),
             self.original,
+            bool(self.settings.verify),
         )
 
     def _verified(self) -> dict[str, str]:
