@@ -19,6 +19,7 @@ from convopt.cli.command import (
     Command,
     Document,
     ReportProgress,
+    core_count,
     output_path,
     parse_shapes,
     positive,
@@ -113,8 +114,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def thread_counts(text: str) -> tuple[int, ...]:
-    """An argparse type: positive integers, separated by commas."""
-    return tuple(positive(part) for part in text.split(","))
+    """An argparse type: numbers of threads, separated by commas."""
+    return tuple(core_count(part) for part in text.split(","))
 
 
 thread_counts.__name__ = "list of positive integers"  # argparse names the type in its message

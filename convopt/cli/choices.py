@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 
 from convopt.bench.suites import SUITES
-from convopt.cli.command import Command, Document, ReportProgress, duration, positive
+from convopt.cli.command import Command, Document, ReportProgress, core_count, duration, positive
 from convopt.cli.tune import problems_of
 
 
@@ -23,7 +23,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of an input of IN.onnx"
     )
     parser.add_argument("--batch", type=positive, help="of a suite's convolutions")
-    parser.add_argument("--threads", type=positive, help="to measure with (default: all usable cores)")
+    parser.add_argument("--threads", type=core_count, help="to measure with (default: all usable cores)")
     parser.add_argument("--cache-dir", metavar="DIR", help="of kernels and measurements (as for optimize)")
 
 

@@ -66,7 +66,7 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose products and result stay float32 in fp16, bf16 and tf32; repeatable",
     )
     parser.add_argument(
-        "--threads", type=positive, help="cores that the module uses (default: all usable ones)"
+        "--threads", type=core_count, help="cores that the module uses (default: all usable ones)"
     )
     parser.add_argument(
         "--skip", action="append", default=[], metavar="PASS", help="leave a pass out; repeatable"
@@ -150,6 +150,19 @@ def positive(text: str) -> int:
 
 
 positive.__name__ = "positive integer"  # argparse names the type in its message
+
+
+def core_count(text: str) -> int:
+    """An argparse type: how many threads a module may be asked to have."""
+    from convopt.runtime.execution import MOST_THREADS
+
+    value = positive(text)
+    if value > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"threads is {value}; expected an integer of 1 to {MOST_THREADS}")
+    return value
+
+
+core_count.__name__ = "positive integer"  # argparse names the type in its message
 
 
 def positive_number(text: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from convopt.cli.command import Command, Document, ReportProgress, positive
+from convopt.cli.command import Command, Document, ReportProgress, core_count, positive
 from convopt.errors import InputError
 
 ACTIONS = {
@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         ("k", "depth"),
     ):
         parser.add_argument(f"--{name}", type=positive, help=f"select: {meaning}")
-    parser.add_argument("--threads", type=positive, help="select: cores that will run it (default: all)")
+    parser.add_argument("--threads", type=core_count, help="select: cores that will run it (default: all)")
     parser.add_argument("--cache-dir", metavar="DIR", help="of compiled kernels (default: as for optimize)")
 
 

@@ -7,7 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 from convopt.bench.suites import SUITES, suite
-from convopt.cli.command import Command, Document, ReportProgress, duration, parse_shapes, positive
+from convopt.cli.command import (
+    Command,
+    Document,
+    ReportProgress,
+    core_count,
+    duration,
+    parse_shapes,
+    positive,
+)
 from convopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of an input of IN.onnx"
     )
     parser.add_argument("--batch", type=positive, help="of a suite's convolutions")
-    parser.add_argument("--threads", type=positive, help="to tune for (default: all usable cores)")
+    parser.add_argument("--threads", type=core_count, help="to tune for (default: all usable cores)")
     parser.add_argument(
         "--tracker", metavar="HOST:PORT", help="measure on machines that `convopt worker` offers there"
     )

@@ -62,6 +62,22 @@ def test_amounts_are_finite_and_above_0(
     assert f"{argv[-1]}: invalid positive number value: '{number}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["tune", "m", "--budget", "1s", "--threads", "1025"],
+        ["calibrate", "--threads", "1,1025"],
+        ["bench", "m", "--threads", "1025"],
+        ["explain", "m", "--cost", "--threads", "1025"],
+    ],
+)
+def test_there_is_a_most_of_threads(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert "threads is 1025; expected an integer of 1 to 1024" in capsys.readouterr().err
+
+
 def test_too_little_memory_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
