@@ -18,6 +18,7 @@ from convopt.frontends.torch.builder import Untranslatable
 from convopt.frontends.torch.translate import translate
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.program import Placement
+from convopt.torch_backend.assumptions import Assumptions
 from convopt.torch_backend.concrete import copied
 from convopt.torch_backend.decompositions import for_export
 from convopt.torch_backend.fold import fold
@@ -106,6 +107,7 @@ class TorchModule:
         self._settings = Settings.of({**given, "report": self._tell}).on_device_of(
             (*self._sources, *self._expected)
         )
+        self._assumptions = Assumptions(program, self._names, [self._expected[i] for i in self._user])
         self.graph = TorchGraph(program.graph_module, parameters, self._settings)
 
     def _tell(self, report: GraphReport) -> None:
@@ -137,6 +139,7 @@ class TorchModule:
         for index, name, value in zip(self._user, self._names, flat, strict=True):
             _check(name, value, self._expected[index])
             arguments[index] = value
+        self._assumptions.check(flat)
         return arguments
 
     @property

@@ -155,3 +155,59 @@ def test_other_devices_and_types() -> None:
     with torch.no_grad():
         torch.testing.assert_close(call(x), conv(x))
     assert reports == [] or reports[0].fallbacks
+
+
+def test_what_the_export_took_for_granted_is_held_to() -> None:
+    """Numbers, flags and comparisons of extents chose the path that was exported: others are errors."""
+
+    class Related(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum(0) + y.sum(0)
+
+    class Repeated(nn.Module):
+        def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:
+            return x * count
+
+    class Paths(nn.Module):
+        def forward(
+            self,
+            x: torch.Tensor,
+            y: torch.Tensor,
+            flag: bool,
+            factor: float,
+            extra: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            z = (x if flag else -x) * factor + y.sum(0)
+            if extra is not None:
+                z = z + extra
+            return z if x.shape[0] > 3 and x.shape[0] % 2 == 1 else -z
+
+    batch, auto = torch.export.Dim("batch"), torch.export.Dim.AUTO
+    x, y = torch.randn(5, 3), torch.randn(10, 3)
+    related = convopt.optimize(Related(), example_inputs=(x, y), dynamic_shapes=({0: batch}, {0: 2 * batch}))
+    torch.testing.assert_close(related(x[:4], y[:8]), x[:4].sum(0) + y[:8].sum(0))
+    with pytest.raises(InputError, match=r"y\.shape\[0\] is 7, not 2\*x\.shape\[0\] = 8"):
+        related(x[:4], y[:7])
+
+    repeated = convopt.optimize(Repeated(), example_inputs=(x, 3), dynamic_shapes=(None, auto))
+    torch.testing.assert_close(repeated(x, 7), x * 7)
+    with pytest.raises(InputError, match=r"'count' is 2\.5; expected an integer"):
+        repeated(x, 2.5)
+
+    module = convopt.optimize(
+        Paths(),
+        example_inputs=(x, y, True, 2.0, None),
+        dynamic_shapes=({0: auto}, {0: auto}, None, None, None),
+    )
+    more = torch.randn(9, 3)
+    torch.testing.assert_close(module(more, y[:1], True, 2.0, None), more * 2 + y[:1].sum(0))
+    for match, arguments in {
+        "'flag' is False; expected True": (x, y, False, 2.0, None),
+        "'flag' is 1; expected True": (x, y, 1, 2.0, None),
+        "'factor' is 3.0; expected 2.0": (x, y, True, 3.0, None),
+        "'extra' is a tensor; expected None": (x, y, True, 2.0, x),
+        r"x\.shape\[0\] is 3, outside 4 to": (x[:3], y, True, 2.0, None),
+        r"Mod\(x\.shape\[0\], 2\).* is wrong for x\.shape\[0\] = 4": (x[:4], y, True, 2.0, None),
+    }.items():
+        with pytest.raises(InputError, match=match):
+            module(*arguments)
