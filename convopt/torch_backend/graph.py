@@ -35,8 +35,8 @@ MOST_REPACKS = 3
 class _Compiled:
     """The graph for one set of shapes.
 
-    watched: (argument, tensor, address, version) of what its parts hold. The tensor is kept so that no other
-    can come to lie at its address.
+    watched: (argument, tensor, address, version) of what its parts hold and what was folded. The tensor is
+    kept so that no other can come to lie at its address.
     """
 
     module: GraphModule
@@ -151,6 +151,9 @@ class _Attempt:
                 return new
             self.module.set_submodule(str(call.target), part)
             self.parts.append(part)
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr":  # what torch reads of folded values is held as well
+                self.used |= self.constants.sources.get(node.name, frozenset())
         self.module.recompile()
         return self._verified() if self.settings.verify else {}
 

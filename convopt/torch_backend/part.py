@@ -31,6 +31,7 @@ class Entry:
 
     def ready(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as it is where dtype and order of memory fit, else a copy."""
+        tensor = tensor.resolve_neg()  # a view's pending minus is not in memory
         if tensor.dtype != self.dtype:
             tensor = tensor.to(self.dtype)
         if not self.channels_last:

@@ -139,6 +139,8 @@ def test_unusual_inputs() -> None:
             base[:1, :1, :6, :7].expand(2, 3, 6, 7),
             base.transpose(2, 3),
             base[..., 3:10].flip(1),
+            torch.view_as_complex(base.reshape(2, 3, 12, 7, 2)).conj().imag,
+            torch._neg_view(base),
             (base * 10).to(torch.uint8),
             base[:0],
         ):
@@ -156,6 +158,33 @@ def test_a_shared_and_a_replaced_parameter() -> None:
         torch.testing.assert_close(call(x), module(x))
         module[0] = nn.Conv2d(3, 3, 1)
         torch.testing.assert_close(call(x), module(x))
+
+
+def test_what_is_computed_of_parameters_beforehand_follows_them() -> None:
+    """Also where torch reads it: in place, by another tensor, and by new memory."""
+
+    class Bins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.edges = net(), nn.Parameter(torch.randn(6))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.body(x)
+            return y, torch.bucketize(y, (self.edges * 2).sort().values)
+
+    module = Bins()
+    call, reports = compiled(module)
+    x = torch.randn(1, 3, 6, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), module(x))
+        assert {place.op for place in reports[0].fallbacks} == {"aten.bucketize.Tensor"}
+        for change in (
+            lambda: module.edges.mul_(-0.3).add_(0.1),
+            lambda: setattr(module.edges, "data", torch.randn(6)),
+            lambda: module.load_state_dict({**module.state_dict(), "edges": torch.randn(6)}),
+        ):
+            call(x), change()
+            torch.testing.assert_close(call(x), module(x))
 
 
 def test_inference_mode_and_gradients_in_turn() -> None:

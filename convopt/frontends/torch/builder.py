@@ -121,7 +121,7 @@ def held(tensor: Tensor | None, what: str) -> np.ndarray[Any, Any] | None:
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The elements, floating-point ones as float32, without a copy where they are that already."""
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach().cpu().resolve_neg()
     if tensor.is_floating_point():
         tensor = tensor.to(torch.float32)
     array: np.ndarray[Any, Any] = np.ascontiguousarray(
