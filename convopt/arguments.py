@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -140,12 +141,16 @@ def check_kinds(tune: float | None, deterministic: bool, **callbacks: object) ->
 
 
 def folder_of(cache_dir: str | os.PathLike[str] | None) -> Path | None:
-    """None: the default one. InputError: no path."""
+    """None: the default one. InputError: no path, or that of a file: nothing would ever be kept."""
     if cache_dir is None:
         return None
     if not isinstance(cache_dir, str | os.PathLike) or "\0" in (name := os.fspath(cache_dir)) or not name:
         raise InputError(f"cache_dir is {cache_dir!r}; expected the path of a folder")
-    return Path(cache_dir)
+    folder = Path(cache_dir)
+    with suppress(OSError):  # what can't be looked at costs the cache, not the compilation
+        if folder.is_file():
+            raise InputError(f"cache_dir {folder} is a file; expected the path of a folder")
+    return folder
 
 
 def precision_of(name: str, keep_fp32: Collection[str], target: CpuTarget | GpuTarget) -> Precision:

@@ -90,7 +90,8 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
 class TorchModule:
     """An exported program, compiled. Call it with tensors as the module is called; several threads may.
 
-    It computes without gradients. Changed parameters of the module are noticed at the next call.
+    It computes without gradients. Changed parameters of the module are noticed at the next call; a Parameter
+    put in another's place is not one of the program's, as with `torch.export`.
     """
 
     def __init__(self, program: ExportedProgram, options: Mapping[str, Any]) -> None:

@@ -66,6 +66,7 @@ def test_a_profile_needs_a_run(module: Any, runs: Any) -> None:
         ({"skip": ["melt-pad"]}, ["melt-pad", "merge-pad"]),
         ({"verify": {"x": [1.0]}}, ["verify", "numpy array"]),
         ({"cache_dir": 3}, ["cache_dir", "3"]),
+        ({"cache_dir": __file__}, ["cache_dir", "is a file"]),
         ({"cache_dir": ""}, ["cache_dir", "folder"]),
         ({"cache_dir": "a\0b"}, ["cache_dir", "folder"]),
         ({"shapes": {"x": (1, 3, 6.5, 7)}}, ["shapes", "6.5"]),
