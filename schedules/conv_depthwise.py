@@ -7,6 +7,8 @@
         y = epilogue(acc)
 
 Each input vector is loaded once for all outputs of a tile. Kernels with many taps loop over them instead.
+Where the input has no border of zeros, the tiles that reach beyond it are copies of the code without the taps
+that fall outside.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ import numpy as np
 from convopt.schedules.base import Estimate
 from convopt.schedules.conv_direct import CLOCK, L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE
 from convopt.schedules.conv_problem import Array, ConvProblem
+from convopt.schedules.primitives.tile_runs import Window, tile_runs
 
 if TYPE_CHECKING:
     from convopt.targets import Target
 
 UNROLLED_TAPS = 49  # 7x7: beyond, the code of a tile outgrows the instruction cache
+MOST_PRODUCTS = 8192  # of all tiles with and without their borders: 100 KB of code
 
 
 def memory_seconds(nbytes: int, target: Target) -> float:
@@ -61,7 +65,20 @@ class DepthwiseConv:
             return f"{self.rows * self.columns + 4} vector registers > {target.vector_registers}"
         if self.rows > 1 and problem.taps > UNROLLED_TAPS:
             return f"{problem.taps} taps are not unrolled: one row at a time"
-        return None
+        return None if problem.bordered else self._why_no_border(problem)
+
+    def _why_no_border(self, problem: ConvProblem) -> str | None:
+        """Why the problem wants an input with a border of zeros."""
+        if problem.taps > UNROLLED_TAPS:
+            return f"{problem.taps} taps are not unrolled: they read the border"
+        if not Window.of(problem, 0).stays_inside:
+            return "the kernel leaves the input's depth: it reads the border"
+        rows, columns = (
+            sum(run.size for run in tile_runs(Window.of(problem, dim), most))
+            for dim, most in ((1, self.rows), (2, self.columns))
+        )
+        products = rows * columns * problem.taps
+        return f"{products} products of border tiles > {MOST_PRODUCTS}" if products > MOST_PRODUCTS else None
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:
         """Loads, multiply-adds or their latency; x and y from beyond L2. Same unit as DirectConv's."""

@@ -167,7 +167,7 @@ def _show(document: Document) -> None:
 
 
 PLAN_FIELDS = {
-    "family": "direct, winograd, depthwise, few-features or shifted",
+    "family": "direct, winograd, depthwise, grouped, few-features or shifted",
     "config{}": "the schedule's fields",
     "expand_col": "images of an unfolded matrix that the schedule multiplies, 0 without im2col",
 }

@@ -11,6 +11,7 @@ from convopt.schedules.conv_amx import AmxConv
 from convopt.schedules.conv_depthwise import DepthwiseConv
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_few_features import FewFeaturesConv
+from convopt.schedules.conv_grouped import GroupedConv
 from convopt.schedules.conv_pairs import PairConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.conv_shifted import ShiftedConv
@@ -19,6 +20,7 @@ from convopt.targets import Target
 
 EXACT_FAMILIES = (
     DepthwiseConv,
+    GroupedConv,
     FewFeaturesConv,
     ShiftedConv,
     DirectConv,
@@ -26,6 +28,7 @@ EXACT_FAMILIES = (
     PairConv,
 )  # they sum the products themselves
 CONV_FAMILIES = (*EXACT_FAMILIES, WinogradConv)
+BORDERLESS_FAMILIES = (DepthwiseConv, GroupedConv, ShiftedConv, WinogradConv)  # need no border of zeros
 
 
 def imbalance(tasks: int, threads: int) -> float:
@@ -40,7 +43,7 @@ def conv_seconds(schedule: Any, problem: ConvProblem, target: Target, threads: i
 
 def refusal(schedule: Any, problem: ConvProblem, target: Target) -> str | None:
     """Why the schedule can't compute the problem, None if it can."""
-    if not problem.bordered and not isinstance(schedule, (ShiftedConv, WinogradConv)):
+    if not problem.bordered and not isinstance(schedule, BORDERLESS_FAMILIES):
         return "the input has no border of zeros"
     reason: str | None = schedule.why_not(problem, target)
     return reason

@@ -14,6 +14,7 @@ FREE_FIELDS = {
     "direct": ("pixels", "channel_block", "feature_chunk", "row_chunk"),
     "few-features": ("pixels", "tile_chunk"),
     "depthwise": ("rows", "columns", "channel_chunk"),
+    "grouped": ("columns", "channel_chunk", "row_chunk"),
     "shifted": ("pixels", "row_chunk"),
     "winograd": ("pixels", "tile_rows", "tile_columns"),
 }

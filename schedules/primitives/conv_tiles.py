@@ -13,6 +13,7 @@ from tvm.tirx.script.builder import ir as T
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.emit import kernel, lanes_at, narrowed, prefetch, register, splat, widened
+from convopt.schedules.primitives.tile_runs import balanced
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from convopt.targets import Target
 
 Position = tuple[Any, Any, tuple[Any, ...]]  # element offsets in x, y and the epilogue's other operands
-
-
-def balanced(total: int, most: int) -> list[tuple[int, int, int]]:
-    """`total` in as few tiles of at most `most` as possible, as even as possible: [(start, count, size)]."""
-    tiles = -(-total // most)
-    size, larger = divmod(total, tiles)
-    runs = [(0, larger, size + 1), (larger * (size + 1), tiles - larger, size)]
-    return [run for run in runs if run[1]]
 
 
 def offsets(axes: list[Axis], indices: list[Any]) -> Position:

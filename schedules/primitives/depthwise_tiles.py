@@ -9,8 +9,9 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.conv_tiles import balanced, load, pieces, store
+from convopt.schedules.primitives.conv_tiles import load, pieces, store
 from convopt.schedules.primitives.emit import hold, kernel, lanes_at, register, splat
+from convopt.schedules.primitives.tile_runs import TileRun, Window, tile_runs
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:
@@ -20,35 +21,37 @@ if TYPE_CHECKING:
 
 def depthwise_kernel(schedule: DepthwiseConv, problem: ConvProblem, target: Target, symbol: str) -> Any:
     lanes, groups = target.lanes, problem.groups
-    _, _, depth, height, width, _ = problem.y.shape
+    depth = problem.y.shape[2]
     full, tail = groups // lanes, groups % lanes
     vectors = full + (1 if tail else 0)
     chunks = -(-vectors // schedule.channel_chunk)
-    bands = balanced(height, schedule.rows)
-    band_count = sum(count for _, count, _ in bands)
+    bands = tile_runs(Window.of(problem, 1), schedule.rows)
+    columns = tile_runs(Window.of(problem, 2), schedule.columns)
+    band_count = sum(run.count for run in bands)
     with kernel(symbol, problem.operands) as body:
         tile = DepthwiseTile(problem, body.buffers)
         with body.task() as task:
             chunk, rest = task % chunks, task // chunks
             band, image = rest % band_count, rest // band_count
             first = chunk * schedule.channel_chunk
-            for number, (start, count, rows) in enumerate(bands):
-                # At most two sizes of bands, decided once per task.
-                index = band if number == 0 else band - bands[0][1]
-                inside = tirx.And(index >= 0, index < count)
-                with T.If(inside), T.Then():
-                    origin = (image // depth, image % depth, start + index * rows)
-                    for column, tiles, columns in balanced(width, schedule.columns):
-                        with T.serial(0, tiles) as t:
-                            corner = (*origin, column + t * columns)
+            before = 0
+            for rows in bands:
+                # A few kinds of bands, decided once per task.
+                index = band - before
+                before += rows.count
+                with T.If(tirx.And(index >= 0, index < rows.count)), T.Then():
+                    origin = (image // depth, image % depth, rows.start + index * rows.size)
+                    for run in columns:
+                        with T.serial(0, run.count) as t:
+                            corner = (*origin, run.start + t * run.size)
                             with T.serial(
                                 0, tirx.max(0, tirx.min(full - first, schedule.channel_chunk))
                             ) as v:
-                                tile(corner, rows, columns, (first + v) * lanes, lanes)
+                                tile(corner, rows, run, (first + v) * lanes, lanes)
                             if tail:
                                 with T.If(chunk == chunks - 1), T.Then():
                                     for piece, width_ in pieces(tail):
-                                        tile(corner, rows, columns, full * lanes + piece, width_)
+                                        tile(corner, rows, run, full * lanes + piece, width_)
     return body.function
 
 
@@ -61,10 +64,13 @@ class DepthwiseTile:
         self.bias = rest.pop(0) if problem.bias else None
         *self.others, self.y = rest
 
-    def __call__(self, corner: tuple[Any, ...], rows: int, columns: int, channel: Any, lanes: int) -> None:
+    def __call__(
+        self, corner: tuple[Any, ...], rows: TileRun, columns: TileRun, channel: Any, lanes: int
+    ) -> None:
+        """A tile of the runs `rows` and `columns`, which begins at `corner`: (image, depth, row, column)."""
         from convopt.schedules.conv_depthwise import UNROLLED_TAPS
 
-        sums = [[register(lanes) for _ in range(columns)] for _ in range(rows)]
+        sums = [[register(lanes) for _ in range(columns.size)] for _ in range(rows.size)]
         start = splat(T.float32(0), lanes)
         if self.bias is not None:
             start = hold(self.bias[lanes_at(channel, lanes)], lanes)
@@ -74,7 +80,7 @@ class DepthwiseTile:
         if self.problem.taps > UNROLLED_TAPS:
             self._looped(corner, sums, channel, lanes)
         else:
-            self._unrolled(corner, sums, channel, lanes)
+            self._unrolled(corner, sums, channel, lanes, rows.outside, columns.outside)
         self._finish(corner, sums, channel, lanes)
 
     def input_at(self, corner: tuple[Any, ...], d: Any, h: Any, w: Any) -> Any:
@@ -101,7 +107,15 @@ class DepthwiseTile:
         _, kh, kw = self.problem.kernel
         return self.weight[lanes_at(((d * kh + h) * kw + w) * self.problem.groups + channel, lanes)]
 
-    def _unrolled(self, corner: tuple[Any, ...], sums: list[list[Any]], channel: Any, lanes: int) -> None:
+    def _unrolled(
+        self,
+        corner: tuple[Any, ...],
+        sums: list[list[Any]],
+        channel: Any,
+        lanes: int,
+        rows_outside: frozenset[int],
+        columns_outside: frozenset[int],
+    ) -> None:
         kd, kh, kw = self.problem.kernel
         _, sh, sw = self.problem.strides
         dd, dh, dw = self.problem.dilations
@@ -115,7 +129,8 @@ class DepthwiseTile:
                     for h in range(kh):
                         for w in range(kw):
                             at = (i * sh + h * dh, j * sw + w * dw)
-                            reached.setdefault(at, []).append((i, j, h, w))
+                            if at[0] not in rows_outside and at[1] not in columns_outside:
+                                reached.setdefault(at, []).append((i, j, h, w))
             for (h_at, w_at), uses in sorted(reached.items()):
                 value = hold(self._input(corner, d * dd, h_at, w_at, channel, lanes), lanes)
                 for i, j, h, w in uses:

@@ -10,9 +10,10 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.conv_tiles import Position, Tile, Turn, balanced, pieces, store
+from convopt.schedules.primitives.conv_tiles import Position, Tile, Turn, pieces, store
 from convopt.schedules.primitives.depthwise_tiles import DepthwiseTile
 from convopt.schedules.primitives.emit import kernel, splat
+from convopt.schedules.primitives.tile_runs import TileRun, balanced
 
 if TYPE_CHECKING:
     from convopt.schedules.fused_conv import FusedConv, FusedConvProblem
@@ -112,10 +113,11 @@ class _Stages:
         for first, count, columns in balanced(self.schedule.width, self.schedule.columns):
             with T.serial(0, count) as t:
                 corner = (image, 0, row, first + t * columns)
+                size = TileRun(0, 1, 1, frozenset()), TileRun(first, count, columns, frozenset())
                 with T.serial(0, full) as v:
-                    tile(corner, 1, columns, v * lanes, lanes)
+                    tile(corner, *size, v * lanes, lanes)
                 for piece, width in pieces(tail):
-                    tile(corner, 1, columns, full * lanes + piece, width)
+                    tile(corner, *size, full * lanes + piece, width)
 
     def _project(self, stage: ConvProblem, image: Any, row: Any, start: Any) -> None:
         def position(i: Any) -> Position:

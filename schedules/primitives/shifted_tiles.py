@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.conv_tiles import balanced, load, pieces, store
+from convopt.schedules.primitives.conv_tiles import load, pieces, store
 from convopt.schedules.primitives.emit import (
     KernelBody,
     hold,
@@ -19,6 +19,7 @@ from convopt.schedules.primitives.emit import (
     splat,
     widened,
 )
+from convopt.schedules.primitives.tile_runs import balanced
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.primitives.conv_tiles import balanced, branch, load, pieces, store, sub_vector
+from convopt.schedules.primitives.conv_tiles import branch, load, pieces, store, sub_vector
 from convopt.schedules.primitives.emit import hold, kernel, lanes_at, prefetch, register, splat, widened
+from convopt.schedules.primitives.tile_runs import balanced
 from convopt.schedules.primitives.vector_math import emit
 
 if TYPE_CHECKING:

@@ -201,6 +201,15 @@ def test_no_border_for_what_reads_none() -> None:
     assert [label.split()[-1] for label in labels(module)] == ["shifted"]
 
 
+@pytest.mark.parametrize(("group", "form"), [(16, "depthwise"), (4, "grouped")])
+def test_no_border_for_what_leaves_it_out(group: int, form: str) -> None:
+    """Taps beyond a channels-last input of the model are not computed, so nothing copies it to pad it."""
+    module = check_text(f"""g (float[1,9,11,16] x, float[16,{16 // group},3,3] w) => (float[1,9,11,16] y) {{
+        t = Transpose <perm = [0, 3, 1, 2]> (x)  c = Conv <pads = [1, 1, 1, 1], group = {group}> (t, w)
+        y = Transpose <perm = [0, 2, 3, 1]> (c) }}""")
+    assert [label.split()[-1] for label in labels(module)] == [form]
+
+
 HALVES = {
     "convs and a pool": """g (float16[2,4,6,7] x, float16[9,4,1,1] w, float16[9,9,3,3] v, float16[9] b)
         => (float16[2,9,6,7] y, float16[2,9,3,4] z) {

@@ -79,6 +79,27 @@ CASES = {
         epilogue=SUM_RELU,
         others=(PIXEL,),
     ),
+    "3x3, no border": depthwise(
+        21, (1, 7, 14), kernel=(1, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), batch=2, bordered=False
+    ),
+    "5x5 s2 d2, no border": depthwise(
+        11,
+        (1, 12, 15),
+        kernel=(1, 5, 5),
+        strides=(1, 2, 2),
+        dilations=(1, 2, 2),
+        begin=(0, 4, 3),
+        end=(0, 3, 4),
+        bordered=False,
+        epilogue=SUM_RELU,
+        others=(FULL,),
+    ),
+    "pads wider than the image": depthwise(
+        9, (1, 2, 2), kernel=(1, 3, 5), begin=(0, 4, 4), end=(0, 2, 4), bordered=False
+    ),
+    "3-D, no border in its height": depthwise(
+        8, (3, 5, 6), kernel=(2, 3, 3), begin=(0, 1, 0), end=(0, 1, 0), bordered=False
+    ),
     "1x1": depthwise(33, (1, 3, 5), kernel=(1, 1, 1), epilogue=SUM_RELU, others=(FULL,)),
     "float16": depthwise(
         27,
@@ -128,3 +149,9 @@ def test_refusals() -> None:
     assert "vector registers >" in str(DepthwiseConv(9, 9, 1).why_not(problem, HOST))
     large = CASES["9x9, looped"].problem
     assert schedule.why_not(large, HOST) == "81 taps are not unrolled: one row at a time"
+    alone = replace(large, bordered=False)
+    assert DepthwiseConv(1, 2, 1).why_not(alone, HOST) == "81 taps are not unrolled: they read the border"
+    deep = replace(CASES["3-D"].problem, bordered=False)
+    assert "input's depth" in str(DepthwiseConv(1, 2, 1).why_not(deep, HOST))
+    wide = depthwise(8, (1, 40, 40), kernel=(1, 7, 7), begin=(0, 9, 9), end=(0, 9, 9), bordered=False).problem
+    assert "products of border tiles > 8192" in str(DepthwiseConv(1, 1, 1).why_not(wide, HOST))

@@ -14,6 +14,7 @@ from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_depthwise import DepthwiseConv
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_few_features import FewFeaturesConv
+from convopt.schedules.conv_grouped import GroupedConv
 from convopt.schedules.conv_shifted import ShiftedConv
 from convopt.schedules.conv_winograd import WinogradConv
 from convopt.schedules.pointwise_problem import PointwiseProblem, copy_problem
@@ -41,6 +42,9 @@ CONVS: dict[str, tuple[Any, Case]] = {
     "1x1": (DirectConv, Case(33, 40, (1, 7, 5))),
     "winograd": (WinogradConv, Case(16, 21, (1, 9, 10), epilogue=RELU, **PADDED)),
     "depthwise": (DepthwiseConv, Case(1, 1, (1, 8, 9), groups=21, **PADDED)),
+    "depthwise, no border": (DepthwiseConv, Case(1, 1, (1, 8, 9), groups=21, bordered=False, **PADDED)),
+    "grouped": (GroupedConv, Case(4, 4, (1, 6, 13), groups=5, epilogue=RELU, **PADDED)),
+    "grouped, no border": (GroupedConv, Case(2, 2, (1, 6, 13), groups=9, bordered=False, **PADDED)),
     "few features": (FewFeaturesConv, Case(32, 3, (1, 6, 7), **PADDED)),
     "shifted": (ShiftedConv, Case(16, 5, (1, 6, 7), **PADDED)),
 }
