@@ -16,6 +16,8 @@ With one tile of channels a block, V has to stay in L2 and M in L1: small channe
 V and M go by once and only one point's slab of V is wanted at a time: large channel counts. U streams by in
 both, asked for one panel ahead. Tasks that share tiles transform their inputs anew, which costs little where
 there are many output channels.
+
+A kernel of 3x3 taps in several planes is the same with the planes' channels side by side: kd*c of them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from convopt.schedules.conv_direct import (
     tile_step,
 )
 from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias
+from convopt.schedules.primitives.tile_runs import Window
 
 if TYPE_CHECKING:
     from convopt.targets import Target
@@ -140,11 +143,13 @@ class WinogradConv:
                         yield cls(m, pixels, vectors, *area, chunk, block)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
-        if problem.kernel != (1, 3, 3) or problem.dilations != (1, 1, 1):
+        if problem.kernel[1:] != (3, 3) or problem.dilations[1:] != (1, 1):
             return "only 3x3 with dilation 1"
-        _, stride, _ = problem.strides
-        if problem.strides != (1, stride, stride) or (stride, self.m) not in TRANSFORMS:
+        _, stride, across = problem.strides
+        if stride != across or (stride, self.m) not in TRANSFORMS:
             return f"no transform to {self.m}x{self.m} outputs with strides {problem.strides}"
+        if not Window.of(problem, 0).stays_inside:
+            return "the kernel leaves the input's depth, which has no border of zeros"
         if problem.channels % target.lanes or problem.x.strides[5] != 1:
             return f"input channels are not contiguous vectors of {target.lanes}"
         if problem.features < LEAST_FEATURES:
@@ -184,15 +189,16 @@ class WinogradConv:
         tile_k = self.vectors * lanes
         runs = -(-self.batch // self.pixels)
         per_tile = self.batch / runs
-        step = tile_step(per_tile, self.vectors, problem.channels * tile_k * 4, target)
+        channels = planes_channels(problem)
+        step = tile_step(per_tile, self.vectors, channels * tile_k * 4, target)
         around = around_tile(per_tile, self.vectors)
         points = self.points(problem)
-        compute = points * runs * features * (problem.channels * step + around)
+        compute = points * runs * features * (channels * step + around)
         # Loads, stores and about 2 operations per load and point, two a cycle.
         transform = points * (1.0 + 1.0 + 0.5)
-        compute += self.batch * (problem.channels // lanes + features * self.vectors) * transform
+        compute += self.batch * (channels // lanes + features * self.vectors) * transform
         v_bytes, m_bytes = self._scratch_parts(problem, target)
-        u_bytes = 4 * points * problem.channels * features * tile_k
+        u_bytes = 4 * points * channels * features * tile_k
         reads = 1 if self.feature_block == self.feature_chunk else features
         passing = 0.0
         if v_bytes + min(m_bytes, 64 << 10) > target.l2 * 3 // 4:
@@ -203,7 +209,7 @@ class WinogradConv:
         # took 1.4 times as long as blocks of 1 MB (measured).
         kept = v_bytes + m_bytes <= target.l3 // 16
         stream = passing / (L3_BYTES_PER_CYCLE if kept else MEMORY_BYTES_PER_CYCLE)
-        whole = 4 * points * problem.channels * problem.features
+        whole = 4 * points * channels * problem.features
         stream += u_bytes / (L3_BYTES_PER_CYCLE if whole <= target.l3 // 2 else MEMORY_BYTES_PER_CYCLE)
         seconds = self.tasks(problem, target) / CLOCK
         return Estimate(compute * seconds, stream * seconds, 0.5 * min(compute, stream) * seconds)
@@ -219,7 +225,7 @@ class WinogradConv:
         A multiple of 4 KiB would put all points of a tile into the same set of the cache.
         """
         block = self.feature_block * self.vectors * target.lanes
-        return self.batch * problem.channels + 16, self.batch * block + 16
+        return self.batch * planes_channels(problem) + 16, self.batch * block + 16
 
     def _scratch_parts(self, problem: ConvProblem, target: Target) -> tuple[int, int]:
         """Bytes of V and of M."""
@@ -230,13 +236,14 @@ class WinogradConv:
         return sum(self._scratch_parts(problem, target))
 
     def pack(self, problem: ConvProblem, target: Target, weight: Array, bias: Array | None) -> list[Array]:
-        """U = G g G^T, computed in float64, as (g, blocks of tiles, point, tile of the block, c, channel)."""
+        """U = G g G^T, in float64, as (g, blocks of tiles, point, tile of the block, (kd, c), channel)."""
         tile, size = self.vectors * target.lanes, self.feature_block
         g_matrix = np.array(self.transform(problem).g)
+        weight = weight.swapaxes(2, 3).reshape(*weight.shape[:2], -1, *weight.shape[4:])
         g, k, c = weight.shape[:3]
         blocks = -(-k // (tile * size))
         padded = np.zeros((g, blocks * size * tile, c, 3, 3))
-        padded[:, :k] = weight[:, :, :, 0]
+        padded[:, :k] = weight
         # One product with the Kronecker square of G: all points of the 9 taps.
         points = padded.reshape(-1, 9) @ np.kron(g_matrix, g_matrix).T
         flat = points.astype(np.float32).reshape(g, blocks, size, tile, c, self.points(problem))
@@ -247,3 +254,8 @@ class WinogradConv:
         from convopt.schedules.primitives.winograd_tiles import winograd_kernel
 
         return winograd_kernel(self, problem, target, symbol)
+
+
+def planes_channels(problem: ConvProblem) -> int:
+    """Input channels of all the planes that the kernel covers: what a product sums over."""
+    return problem.kernel[0] * problem.channels

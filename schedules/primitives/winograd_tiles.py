@@ -62,7 +62,10 @@ class _Stages:
         buffers: list[Any],
         scratch: Any,
     ) -> None:
+        from convopt.schedules.conv_winograd import planes_channels
+
         self.schedule, self.problem, self.lanes = schedule, problem, target.lanes
+        self.channels = planes_channels(problem)
         self.transform = schedule.transform(problem)
         self.size, self.stride = self.transform.size, problem.strides[1]
         self.x, self.weight, *rest = buffers
@@ -145,36 +148,37 @@ class _Stages:
         problem, lanes, size = self.problem, self.lanes, self.size
         group, image, depth = place
         x_g, x_n, x_d, x_h, x_w, _ = problem.x.strides
-        corner = group * x_g + image * x_n + (depth - problem.pads[0]) * x_d
+        plane = depth * problem.strides[0] - problem.pads[0]
+        corner = group * x_g + image * x_n + plane * x_d
         y0, x0 = self._first_read(row, 1), self._first_read(column, 2)
         ends = [self._readable(dim) for dim in (1, 2)]
 
-        def element(i: int, j: int, channel: Any) -> Any:
-            at = corner + (y0 + i) * x_h + (x0 + j) * x_w + channel
+        def element(i: int, j: int, d: Any, channel: Any) -> Any:
+            at = corner + d * (problem.dilations[0] * x_d) + (y0 + i) * x_h + (x0 + j) * x_w + channel
             value = widened(self.x[lanes_at(at, lanes)])
             if not edge:
                 return value
             inside = [tirx.And(p >= b, p < e) for p, (b, e) in zip((y0 + i, x0 + j), ends, strict=True)]
             return hold(T.if_then_else(tirx.And(*inside), value, splat(T.float32(0), lanes)), lanes)
 
-        with T.serial(0, problem.channels // lanes) as c:
+        with T.serial(0, problem.kernel[0]) as d, T.serial(0, problem.channels // lanes) as c:
             b_t = self.transform.b_t
             half: list[list[Any]] = [[None] * size for _ in range(size)]
             for j in range(size):
-                column_values = [element(i, j, c * lanes) for i in range(size)]
+                column_values = [element(i, j, d, c * lanes) for i in range(size)]
                 for i in range(size):
                     half[i][j] = hold(combine(b_t[i], column_values, lanes), lanes)
             for i in range(size):
                 for j in range(size):
                     value = combine(b_t[j], half[i], lanes)
-                    at = (i * size + j) * self.v_slab + t * problem.channels + c * lanes
+                    at = (i * size + j) * self.v_slab + t * self.channels + d * problem.channels + c * lanes
                     T.buffer_store(self.scratch, value, [lanes_at(at, lanes)])
 
     def _products(self, group: Any, first: Any, point: Any, i: Any) -> None:
         """M of one point and of the tile of channels `first` + i, where `first` begins a block."""
-        problem, lanes, vectors = self.problem, self.lanes, self.schedule.vectors
+        lanes, vectors = self.lanes, self.schedule.vectors
         zero, size = lanes_at(0, lanes), self.schedule.feature_block
-        panel_size = problem.channels * self.tile_k
+        panel_size = self.channels * self.tile_k
         blocks = -(-self.features // size)
         panel = (((group * blocks + first // size) * self.points + point) * size + i) * panel_size
         runs = balanced(self.batch, self.schedule.pixels)
@@ -189,12 +193,10 @@ class _Stages:
                 for row in sums:
                     for slot in row:
                         T.buffer_store(slot, splat(T.float32(0), lanes), [zero])
-                with T.serial(0, problem.channels) as c:
+                with T.serial(0, self.channels) as c:
                     prefetch(self.weight, panel + panel_size + (before + run) * share + c * stride)
                     for p in range(pixels):
-                        value = splat(
-                            self.scratch[point * self.v_slab + (t + p) * problem.channels + c], lanes
-                        )
+                        value = splat(self.scratch[point * self.v_slab + (t + p) * self.channels + c], lanes)
                         for v in range(vectors):
                             weight = self.weight[lanes_at(panel + c * self.tile_k + v * lanes, lanes)]
                             T.buffer_store(sums[p][v], sums[p][v][zero] + value * weight, [zero])

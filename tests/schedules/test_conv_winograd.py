@@ -50,6 +50,22 @@ CASES = {
     "borderless, stride 2": square(
         16, 17, 10, 11, strides=(1, 2, 2), begin=(0, 2, 0), end=(0, 0, 2), bordered=False, batch=2
     ),
+    "planes": Case(
+        16, 20, (4, 6, 9), kernel=(3, 3, 3), begin=(1, 1, 1), end=(1, 1, 1), epilogue=SUM_RELU, others=(FULL,)
+    ),
+    "planes, strided and dilated": Case(
+        16,
+        16,
+        (7, 5, 6),
+        kernel=(2, 3, 3),
+        strides=(2, 1, 1),
+        dilations=(3, 1, 1),
+        begin=(2, 1, 0),
+        end=(1, 0, 1),
+    ),
+    "planes, borderless": Case(
+        16, 16, (4, 5, 6), kernel=(2, 3, 3), begin=(0, 1, 1), end=(0, 1, 1), bordered=False
+    ),
     "in slots": square(16, 16, 6, 5, x_gap=16, y_gap=24, batch=2),
 }
 
@@ -88,9 +104,11 @@ def test_refusals() -> None:
     schedule, plain = WinogradConv(4, 4, 2, 1, 2, 1, 1), CASES["whole tiles"].problem
     assert schedule.why_not(plain, HOST) is None
     assert schedule.why_not(replace(plain, dilations=(1, 2, 2)), HOST) == "only 3x3 with dilation 1"
-    for strides in ((1, 1, 2), (1, 3, 3), (2, 1, 1)):
+    for strides in ((1, 1, 2), (1, 3, 3), (2, 2, 1)):
         assert f"strides {strides}" in str(schedule.why_not(replace(plain, strides=strides), HOST))
     odd = square(17, 16, 8, 8).problem
     assert "not contiguous vectors" in str(schedule.why_not(odd, HOST))
+    deep = replace(CASES["planes"].problem, bordered=False)
+    assert "leaves the input's depth" in str(schedule.why_not(deep, HOST))
     few = square(16, 15, 8, 8).problem
     assert "don't pay" in str(schedule.why_not(few, HOST))
