@@ -140,6 +140,28 @@ def test_another_view_of_the_memory_stays_in_torch() -> None:
             torch.testing.assert_close(have, want)
 
 
+def test_reductions_over_dims() -> None:
+    """The dims by position as ATen passes them; a scalar has dim 0 in torch."""
+
+    class Reduced(nn.Module):
+        def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> list[torch.Tensor]:
+            scalar = scalar * 2
+            return [
+                *(x.std(1), x.std(), x.std((0, 2), keepdim=True), x.std(-1, correction=0)),
+                *(x.var(1, correction=2), x.var((1, 2))),
+                *(scalar.max(0).values, scalar.min(-1).values, scalar.amax(0), scalar.mean(0)),
+                *(scalar.var(0, correction=0), scalar.std(0, correction=0)),
+            ]
+
+    module = Reduced()
+    call, reports = compiled(module)
+    x, scalar = torch.randn(3, 5, 4), torch.tensor(1.5)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x, scalar), module(x, scalar), rtol=1e-5, atol=1e-6)
+    reasons = [place.detail for place in reports[0].fallbacks]
+    assert reasons == ["a variance of a scalar"] * 2
+
+
 def test_an_extent_of_0_is_refused_as_torch_refuses_it() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"[Kk]ernel size can't be greater"):
         compiled(nn.Conv2d(3, 4, 5))[0](torch.randn(1, 3, 3, 9))

@@ -251,6 +251,8 @@ def variance(
     keepdim: bool = False,
 ) -> Any:
     """The mean of the squared distances from the mean, divided by n - correction instead of n."""
+    if self.rank == 0:
+        raise Untranslatable("a variance of a scalar")
     axes = sorted(d % self.rank for d in dim) if dim else [*range(self.rank)]
     count = prod(self.shape[a] for a in axes)
     free = count - (1 if correction is None else correction)
@@ -262,14 +264,17 @@ def variance(
     return made if free == count else b.op("Mul", made, count / free)
 
 
-def deviation(b: Builder, self: Tensor, **how: Any) -> Any:
-    return b.op("Sqrt", variance(b, self, **how))
+def deviation(b: Builder, self: Tensor, *args: Any, **how: Any) -> Any:
+    """The square root of the variance, whose arguments it takes."""
+    return b.op("Sqrt", variance(b, self, *args, **how))
 
 
 def _argument_free(op_type: str) -> Callable[..., Any]:
     """max.dim and min.dim, whose second result are indices."""
 
     def translate(b: Builder, self: Tensor, dim: int, keepdim: bool = False) -> Any:
+        if self.rank == 0:
+            return self, Missing("indices")
         return b.op(op_type, self, [dim % self.rank], keepdims=int(keepdim)), Missing("indices")
 
     return translate
