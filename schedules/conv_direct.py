@@ -41,6 +41,10 @@ L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 16.0, 3.5
 # Eight accumulators cover the multiply-add's latency and nothing else: tiles of 2x4 lost up to 12% to 6x2 and
 # 4x3 with 96 to 384 channels, more where another thread shares the core (measured on Zen 3).
 BARE_LATENCY = 1.04
+# A group's few channels of each pixel lie a pixel apart, in few sets of L1: against GroupedConv, which reads
+# whole pixels, 1.2 to 1.9 times what the estimates say (measured on Zen 3, groups of 8 and 16 channels).
+SCATTERED, CACHE_LINE = 1.25, 64
+
 # Loads' worth of a 16-bit input's broadcast and conversion: measured on Zen 3, tiles of 6x2, 4x3 and 2x4.
 WIDENING = 3.0
 
@@ -239,6 +243,8 @@ def _tile_cycles(
         step = tile_step(covered, used, panel * used / vectors, target, widening)
         around = around_tile(covered, used) * panels
         compute += count * tiles * (problem.taps * problem.channels * step + around)
+    if problem.groups > 1 and 4 * problem.channels <= 2 * CACHE_LINE:
+        compute *= SCATTERED
     return compute * problem.groups * (1.03 if flat else 1.0)
 
 
