@@ -308,7 +308,9 @@ def reached_sets(problem: ConvProblem, block: int) -> float:
     Pixels a power of two apart begin in the same few sets; what part of a cache holds them is
     block / gcd(pixel, way), where a way of L2 has 64 KiB (512 KiB in 8 ways, 1 MiB in 16).
     """
-    pixel = 4 * abs(problem.x.strides[4])
+    # A stride over a kernel one pixel wide leaves out what lies between.
+    step = problem.strides[2] if problem.kernel[2] == 1 else 1
+    pixel = 4 * abs(problem.x.strides[4]) * step
     return min(1.0, 4 * block / gcd(pixel, WAY_BYTES)) if pixel else 1.0
 
 
