@@ -262,7 +262,8 @@ class VectorMath:
         return self.const(1.0) / (self._exp_normal(self.hold(self.neg(x))) + self.const(1.0))
 
     def tanh(self, x: Any) -> Any:
-        x = self.hold(self.clamp(x, -7.90531110763549805, 7.90531110763549805))
+        limit, given = 7.90531110763549805, x
+        x = self.hold(self.clamp(x, -limit, limit))
         z = self.hold(x * x)
         p = (
             -2.76076847742355e-16,
@@ -274,7 +275,10 @@ class VectorMath:
             4.89352455891786e-03,
         )
         q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-        return x * self.polynomial(z, p) / self.polynomial(z, q)
+        inside = x * self.polynomial(z, p) / self.polynomial(z, q)
+        # 1e-7 short of 1 there, which 1 + tanh(x) times a large x, as in GELU, would make a wrong number of.
+        above = T.Select(given >= self.const(limit), self.const(1.0), inside)
+        return T.Select(given <= self.const(-limit), self.const(-1.0), above)
 
     def erf(self, x: Any) -> Any:
         x = self.hold(self.clamp(x, -4.0, 4.0))

@@ -138,6 +138,11 @@ def test_unary(name: str, attrs: Any, reference: Any, measure: Any, allowed: flo
     assert measure(got, want) <= allowed
 
 
+def test_tanh_reaches_one(tmp_path: Path) -> None:
+    x = np.array([8, 88.8, 1e38, INF, -8, -88.8, -1e38, -INF], np.float32)
+    assert evaluate(unary("tanh"), [x], tmp_path).tolist() == [1.0] * 4 + [-1.0] * 4
+
+
 BINARY = {
     "add": np.add,
     "sub": np.subtract,
