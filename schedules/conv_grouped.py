@@ -170,6 +170,8 @@ def _why_not_shape(problem: ConvProblem, lanes: int) -> str | None:
     channels, features = problem.channels, problem.features
     if problem.groups == 1 or channels == features == 1:
         return "there are no groups of channels"
+    if problem.taps * channels == 0:  # a phase of a transposed convolution
+        return "there are no products"
     if features % lanes and lanes % features:
         return f"{features} output channels of a group neither fill vectors of {lanes} nor divide them"
     if features < lanes and (channels & (channels - 1) or channels > 2 * features):

@@ -107,7 +107,7 @@ def test_the_summary_names_kinds_and_who_is_behind(
     ("arguments", "message"),
     [
         (["--suite", "unet", "--resume"], "--resume wants -o OUT.json"),
-        (["--suite", "unet", "--plot", "nowhere"], "--plot nowhere: there is no such folder"),
+        (["--suite", "unet", "--plot", __file__], "not a folder"),
         (["--network", "unet", "--max-batch", "2"], "--max-batch goes with --suite only"),
         (["--overhead", "--plot", "."], "--resume and --plot go with comparisons"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
@@ -42,8 +42,27 @@ def test_conv(problem: Problem) -> None:
     check(problem)
 
 
+# Groups, and a phase of the outputs that no tap reaches.
+PHASE_WITHOUT_TAPS = Problem(
+    "ConvTranspose",
+    (1, 2, 1),
+    (2, 2, 1),
+    None,
+    (
+        ("kernel_shape", [1]),
+        ("strides", [2]),
+        ("dilations", [1]),
+        ("pads", [0, 0]),
+        ("group", 2),
+        ("output_padding", [1]),
+        ("output_shape", [2]),
+    ),
+)
+
+
 @settings(max_examples=50)
 @given(transposed_convolutions())
+@example(PHASE_WITHOUT_TAPS)
 def test_conv_transpose(problem: Problem) -> None:
     check(problem)
 

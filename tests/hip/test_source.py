@@ -40,7 +40,7 @@ def test_multiply_adds_equal_float64(stub: Stub, dtype: str, schedule: ImplicitG
     assert error <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow), "float32"])
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -270,7 +270,7 @@ cupy = types.ModuleType("cupy")
 cupy.empty = lambda shape, dtype: Array(np.empty(shape, dtype))
 cupy.ascontiguousarray = lambda a: Array(np.ascontiguousarray(a.array))
 stream = types.SimpleNamespace(ptr=0)  # the default stream, which can't be captured
-runtime = types.SimpleNamespace(getDeviceProperties=lambda number: {"name": b"stub", "major": 9})
+runtime = types.SimpleNamespace(getDeviceProperties=lambda number: {"name": b"stub", "major": 9, "minor": 0})
 cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream, runtime=runtime)
 sys.modules["cupy"] = cupy
 

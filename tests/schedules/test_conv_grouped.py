@@ -119,6 +119,8 @@ def test_refusals() -> None:
     schedule, plain, avx2 = GroupedConv(4, 1, 1), CASES["4 to 4"].problem, BY_NAME["haswell"]
     assert schedule.why_not(plain, avx2) is None
     assert schedule.why_not(Case(4, 4, (1, 5, 5)).problem, avx2) == "there are no groups of channels"
+    nothing = replace(plain, kernel=(1, 3, 0))
+    assert [s.why_not(nothing, avx2) for s in GroupedConv.space(nothing, avx2)] == ["there are no products"]
     odd = Case(4, 6, (1, 5, 5), groups=2).problem
     assert "6 output channels of a group neither fill" in str(schedule.why_not(odd, avx2))
     assert "one shuffle" in str(schedule.why_not(Case(3, 4, (1, 5, 5), groups=2).problem, avx2))

@@ -80,10 +80,12 @@ def test_every_pair_of_settings(chips: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("chip", "dtype"), [
-    ("cuda:sm_80", "float16"), ("cuda:sm_90", "bfloat16"), ("cuda:sm_80", "float32"),
-    ("cuda:sm_75", "float16"), ("cuda:sm_80", "tf32"), ("cuda:sm_90", "tf32"),
-    ("rocm:gfx90a", "float16"), ("rocm:gfx942", "bfloat16"), ("rocm:gfx1100", "float16"),
-    ("rocm:gfx90a", "float32"), ("rocm:gfx942", "float32"), ("hip:gfx90a", "float32"),
+    ("cuda:sm_80", "float16"), ("cuda:sm_75", "float16"), ("cuda:sm_90", "tf32"),
+    ("rocm:gfx90a", "float16"), ("rocm:gfx1100", "float16"), ("rocm:gfx942", "float32"),
+    *(pytest.param(chip, dtype, marks=pytest.mark.slow) for chip, dtype in (
+        ("cuda:sm_90", "bfloat16"), ("cuda:sm_80", "float32"), ("cuda:sm_80", "tf32"),
+        ("rocm:gfx942", "bfloat16"), ("rocm:gfx90a", "float32"), ("hip:gfx90a", "float32"),
+    )),
 ])  # fmt: skip
 def test_the_widest_and_the_narrowest(chip: str, dtype: str) -> None:
     """Of every unit, the largest tile, and the smallest with all that can be switched on."""
