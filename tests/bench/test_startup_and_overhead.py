@@ -137,6 +137,7 @@ def test_overhead_of_calls(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "1 thread: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch uses its own old parts
 def test_modules_behind_torch_compile(

@@ -155,6 +155,7 @@ def test_a_device_that_dies_or_hangs_costs_its_request(
     assert hung.failure == "the device no longer answers: took longer than 3.0 s"
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_nobody_there(files: tuple[Path, Path]) -> None:
     with socket.socket() as free:
