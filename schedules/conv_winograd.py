@@ -52,9 +52,8 @@ POINTS = (0, 1, -1, 2, -2)
 
 @dataclass(frozen=True)
 class Transform:
-    """The three matrices of m outputs in one dimension: y = A^T [(G g) * (B^T d)]."""
+    """The three matrices in one dimension, A^T with a row for each output: y = A^T [(G g) * (B^T d)]."""
 
-    m: int
     b_t: Matrix
     a_t: Matrix
     g: Matrix
@@ -76,7 +75,7 @@ def toom_cook(m: int, taps: int) -> Transform:
     b_t.append(_monic(points))
     g.append((*(0.0,) * (taps - 1), 1.0))
     a_t = [(*(float(p**i) for p in points), float(i == m - 1)) for i in range(m)]
-    return Transform(m, tuple(b_t), tuple(a_t), tuple(g))
+    return Transform(tuple(b_t), tuple(a_t), tuple(g))
 
 
 def _monic(roots: Sequence[int]) -> tuple[float, ...]:
@@ -96,7 +95,7 @@ def strided(m: int) -> Transform:
     b_t += [tuple(float(k == 2 * i + 1) for k in range(2 * m + 1)) for i in range(m)]
     a_t = [(*row, *one) for row, one in zip(even.a_t, unit, strict=True)]
     g = [(first, 0.0, last) for first, last in even.g] + [(0.0, 1.0, 0.0)] * m
-    return Transform(m, tuple(b_t), tuple(a_t), tuple(g))
+    return Transform(tuple(b_t), tuple(a_t), tuple(g))
 
 
 # By stride and m.
