@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from convopt.codegen.device import why_no_compiler
-from convopt.errors import CompileError, InputError
+from convopt.errors import CompilerMissing, InputError
 from convopt.ir.precision import PRECISIONS, Precision
 from convopt.runtime.cuda_device import this_gpu
 from convopt.runtime.device_arrays import gpu_of
@@ -33,15 +33,15 @@ Verify = bool | Literal["raise"] | Mapping[str, Array]
 def find_target(name: str) -> CpuTarget | GpuTarget:
     """The target of that name; "cuda", "rocm", "hip" and "dcu": that of the device here.
 
-    InputError: no such target. CompileError: nothing here compiles for it; with the remedy. ExecutionError:
-    there is no such device.
+    InputError: no such target. CompilerMissing: nothing here compiles for it. DeviceMissing: there is no such
+    device. Both with the remedy.
     """
     check_target(name)
     if name == "cpu":
         return host_cpu()
     found = find_gpu_here(name)
     if (refusal := why_no_compiler(found)) is not None:
-        raise CompileError(f"target {name}: {refusal}")
+        raise CompilerMissing(f"target {name}: {refusal}")
     return found
 
 
@@ -57,7 +57,7 @@ def check_target(name: object) -> None:
 def find_gpu_here(name: str) -> GpuTarget:
     """The GPU target of that name, whether or not it can be compiled for; of a family the one that is here.
 
-    InputError: no such target. ExecutionError: a family without a device.
+    InputError: no such target. DeviceMissing: a family without a device.
     """
     if name == "cuda":
         return find_gpu(this_gpu())

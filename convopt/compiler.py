@@ -31,7 +31,7 @@ from convopt.arguments import (
     usable_target,
 )
 from convopt.codegen.cache import KernelCache
-from convopt.errors import CompileError, InputError
+from convopt.errors import CompileError, DeviceMissing, InputError
 from convopt.frontends.onnx_file import load as load_model
 from convopt.grouping import (
     DETERMINISTIC_THREADS,
@@ -115,8 +115,9 @@ def optimize(
         total). observe: called with the kernels of each Program for a GPU.
 
     Raises:
-        ModelError: the model is unusable. InputError: an option or a shape is. CompileError: no C compiler,
-        or a Program beyond workspace_cap. VerificationError: with verify="raise".
+        ModelError: the model is unusable. InputError: an option or a shape is. CompileError: a Program
+        beyond workspace_cap. CompilerMissing, DeviceMissing: this machine lacks the compiler, or the device
+        that the target or verify="raise" asks for. VerificationError: with verify="raise".
     """
     threads = usable_cores() if threads is None else threads
     check_choices(precision, verify, check, skip, algorithm)
@@ -319,7 +320,7 @@ class _Compiler:
     ) -> Loaded:
         if isinstance(loaded, DeviceProgram) and (refusal := why_no_device(loaded.kind)) is not None:
             if self.verify == "raise":
-                raise CompileError(f"can't verify: {refusal}")
+                raise DeviceMissing(f"can't verify: {refusal}")
             loaded.program.meta["verified"] = f"not verified: {refusal}"
             return loaded
         given = self.verify if isinstance(self.verify, Mapping) else {}

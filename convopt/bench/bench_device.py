@@ -12,7 +12,7 @@ import numpy as np
 from convopt.codegen.cache import KernelCache
 from convopt.codegen.device import DeviceCode
 from convopt.codegen.workers import KernelSource, compile_kernels
-from convopt.errors import CompileError, ConvoptError, ExecutionError
+from convopt.errors import CompileError, ConvoptError, DeviceMissing
 from convopt.runtime.device import Compiling, Device, Memory, open_device
 from convopt.runtime.program import Launch
 from convopt.targets import GpuTarget
@@ -27,11 +27,11 @@ class BenchDevice:
 
     @staticmethod
     def open(target: GpuTarget) -> BenchDevice:
-        """ExecutionError: no driver, no device, or one of another chip than the target's."""
+        """DeviceMissing: no driver, no device, or one of another chip than the target's."""
         device = open_device(target.kind)
         arch = getattr(device, "arch", "")
         if arch and arch != target.arch:
-            raise ExecutionError(f"{device.name} is a {arch}, {target.name} is a {target.arch}")
+            raise DeviceMissing(f"{device.name} is a {arch}, {target.name} is a {target.arch}")
         return BenchDevice(device, target)
 
     @property

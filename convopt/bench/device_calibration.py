@@ -30,7 +30,7 @@ def calibrate_device(target: GpuTarget) -> tuple[str, Calibration]:
     read and written. launch: what one more launch adds on the device's stream.
 
     Raises:
-        ExecutionError: there is no such device here; the text has the remedy.
+        DeviceMissing: there is no such device here; the text has the remedy.
         CompileError: there is no compiler for it.
     """
     device = open_device(target.kind)

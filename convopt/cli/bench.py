@@ -172,14 +172,14 @@ def _open(name: str) -> tuple[BenchDevice | None, str | None]:
     """
     from convopt.arguments import find_target
     from convopt.bench.bench_device import BenchDevice
-    from convopt.errors import CompileError, ExecutionError
+    from convopt.errors import CompilerMissing, DeviceMissing
     from convopt.targets import GpuTarget
 
     try:
         target = find_target(name)
         assert isinstance(target, GpuTarget)  # the name is not "cpu"
         return BenchDevice.open(target), None
-    except (CompileError, ExecutionError) as error:
+    except (CompilerMissing, DeviceMissing) as error:
         return None, str(error)
 
 

@@ -24,24 +24,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to measure with (default: all usable cores)",
     )
     parser.add_argument(
-        "--target", metavar="T", help="a GPU here, e.g. opencl, cuda:sm_90 (default: this machine's CPU)"
+        "--target",
+        metavar="T",
+        help="a GPU here, e.g. opencl, cuda, cuda:sm_90 (default: this machine's CPU)",
     )
     parser.add_argument("--cache-dir", metavar="DIR", help="that keeps them (default: as for optimize)")
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    from convopt.arguments import FAMILIES, find_gpu_here
     from convopt.bench import calibration
     from convopt.codegen.cache import KernelCache
-    from convopt.targets import GpuTarget, find_target, host_cpu
+    from convopt.targets import GPU_TARGETS, host_cpu
     from convopt.targets.cpu import chip_name, usable_cores
 
     folder = KernelCache(arguments.cache_dir).root
-    if arguments.target is not None and isinstance(target := find_target(arguments.target), GpuTarget):
+    if arguments.target in (*FAMILIES, *GPU_TARGETS):
         if arguments.threads is not None:
             raise InputError("--threads goes with the CPU only")
-        return _device(target, folder, progress)
+        return _device(find_gpu_here(arguments.target), folder, progress)
     if arguments.target not in (None, "cpu", host_cpu().name):
-        raise InputError(f"{arguments.target} is not this machine's CPU, which is {host_cpu().name}")
+        raise InputError(
+            f"--target {arguments.target}: expected this machine's CPU, which is {host_cpu().name},"
+            f" {', '.join(FAMILIES)} (the device that is here) or a GPU that `convopt targets` lists"
+        )
     counts = arguments.threads or (usable_cores(),)
     measured = []
     for done, threads in enumerate(counts):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convopt.errors import InputError
+from convopt.errors import DeviceMissing, InputError
 
-DEVICE_MISSING = 3  # the exit status where what was asked for can't run on this machine
+DEVICE_MISSING = DeviceMissing.exit_status  # also of documents that say so themselves
 Document = dict[str, Any]
 ReportProgress = Callable[[str, int, int], None]
 

@@ -37,7 +37,7 @@ COMMANDS = {
 
 EXIT_STATUS = (
     "exit status: 0 done, 1 (selftest) a check failed, 2 a wrong argument, model or input (one line on stderr"
-    " says what), 3 (doctor --target, selftest, bench --target) the target can't run on this machine"
+    " says what), 3 the target's device, or its driver or compiler, is missing on this machine"
 )
 
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ConvoptError, OSError, MemoryError) as error:
         print(f"convopt: {error}", file=sys.stderr)
-        return 2
+        return error.exit_status if isinstance(error, ConvoptError) else 2
     except KeyboardInterrupt:
         print("convopt: interrupted", file=sys.stderr)
         return 130

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from convopt.codegen.cache import KernelCache
-from convopt.errors import CompileError
+from convopt.errors import CompileError, CompilerMissing
 
 # No -march: the executor must run wherever the kernels' own instructions do.
 COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden")
@@ -27,14 +27,14 @@ TIMEOUT = 120.0
 
 
 def c_compiler() -> list[str]:
-    """The command that starts the C compiler. CompileError where there is none."""
+    """The command that starts the C compiler. CompilerMissing where there is none."""
     wanted = os.environ.get("CC")
     candidates = [shlex.split(wanted)] if wanted else [["cc"], ["gcc"], ["clang"]]
     for command in candidates:
         path = shutil.which(command[0]) if command else None
         if path:
             return [path, *command[1:]]
-    raise CompileError(
+    raise CompilerMissing(
         f"CC={wanted!r} is not a command here: unset CC or name a C compiler"
         if wanted
         else "no C compiler (cc, gcc or clang) found: install one (on Debian: gcc) or set CC"

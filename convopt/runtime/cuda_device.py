@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from convopt.errors import ExecutionError
+from convopt.errors import DeviceMissing, ExecutionError
 from convopt.runtime.device import DevicePointer
 from convopt.runtime.device_arrays import architecture_name
 from convopt.runtime.memory import Bytes, address
@@ -32,7 +32,7 @@ def _import() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise ExecutionError(NO_BINDINGS) from error
+        raise DeviceMissing(NO_BINDINGS) from error
     return driver
 
 
@@ -46,7 +46,7 @@ def _call(function: Any, *arguments: Any) -> Any:
 
 @functools.cache
 def _primary_context(ordinal: int) -> tuple[Any, str]:
-    """(context, the device's name); ExecutionError where there is none."""
+    """(context, the device's name); DeviceMissing where there is none."""
     driver = _import()
     try:
         _call(driver.cuInit, 0)
@@ -54,7 +54,7 @@ def _primary_context(ordinal: int) -> tuple[Any, str]:
         name = _call(driver.cuDeviceGetName, 128, device)
         return _call(driver.cuDevicePrimaryCtxRetain, device), name.rstrip(b"\0").decode()
     except (ExecutionError, RuntimeError, OSError) as error:  # no libcuda.so.1: a RuntimeError of the finder
-        raise ExecutionError(f"{NO_DRIVER} ({error})") from error
+        raise DeviceMissing(f"{NO_DRIVER} ({error})") from error
 
 
 @dataclass(eq=False)
@@ -173,7 +173,8 @@ class CudaDevice:
         try:
             module = CudaModule(_call(self._driver.cuModuleLoadData, binary))
         except ExecutionError as error:
-            raise ExecutionError(
+            kind = DeviceMissing if "NO_BINARY_FOR_GPU" in str(error) else ExecutionError
+            raise kind(
                 f"{self.name} does not take the kernels ({error}): compile for its own architecture"
             ) from error
         self._free_with(module, "cuModuleUnload", module.handle)
@@ -273,7 +274,7 @@ def _wanted_device() -> int:
 
 
 def this_gpu() -> str:
-    """The target of the GPU here: "cuda:" and its architecture. ExecutionError where there is none."""
+    """The target of the GPU here: "cuda:" and its architecture. DeviceMissing where there is none."""
     driver = _import()
     _primary_context(ordinal := _wanted_device())
     device = _call(driver.cuDeviceGet, ordinal)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from convopt.errors import ExecutionError
+from convopt.errors import DeviceMissing, ExecutionError
 from convopt.runtime import hipcc
 from convopt.runtime.device import DevicePointer, Memory
 from convopt.runtime.hip_library import (
@@ -142,7 +142,7 @@ class HipDevice:
     def load(self, binary: bytes) -> HipModule:
         """`binary`: a code object, or HIP source, which this machine's hipcc compiles if it hasn't yet.
 
-        ExecutionError: it is for another chip. CompileError: no hipcc, or what it said.
+        DeviceMissing: it is for another chip. CompileError: no hipcc, or what it said.
         """
         if is_code_object(binary):
             return self._load(binary, "its code object")
@@ -159,7 +159,7 @@ class HipDevice:
         source = binary.decode()
         arch = hipcc.arch_of(source)
         if self.arch and self.arch != arch:
-            raise ExecutionError(
+            raise DeviceMissing(
                 f"{self.name} is a {self.arch}, the kernels are for {arch}: compile the model for a target of"
                 " that chip (`convopt targets` lists them)"
             )
@@ -169,8 +169,11 @@ class HipDevice:
         try:
             return HipModule(self._library, self._made("hipModuleLoadData", code))
         except HipError as error:
-            chip = f" {what} is for another chip than {self.arch}:" if error.status == NO_BINARY else ""
-            raise ExecutionError(f"{self.name}:{chip} {error}") from error
+            if error.status != NO_BINARY:
+                raise ExecutionError(f"{self.name}: {error}") from error
+            raise DeviceMissing(
+                f"{self.name}: {what} is for another chip than {self.arch}: {error}"
+            ) from error
 
     def kernel(self, module: HipModule, symbol: str) -> HipKernel:
         try:
@@ -253,15 +256,15 @@ class HipDevice:
 
 
 def this_chip() -> str:
-    """The architecture of the HIP device here, e.g. "gfx942". ExecutionError where there is none."""
+    """The architecture of the HIP device here, e.g. "gfx942". DeviceMissing where there is none."""
     return HipDevice().arch
 
 
 def _wanted_device(library: HipLibrary) -> int:
     count = library.device_count()
     if count == 0:
-        raise ExecutionError(f"{NO_DEVICE} ({library.path})")
+        raise DeviceMissing(f"{NO_DEVICE} ({library.path})")
     text = os.environ.get("CONVOPT_HIP_DEVICE", "0")
     if not text.isdigit() or int(text) >= count:
-        raise ExecutionError(f"CONVOPT_HIP_DEVICE={text}: there are {count} devices, numbered from 0")
+        raise DeviceMissing(f"CONVOPT_HIP_DEVICE={text}: there are {count} devices, numbered from 0")
     return int(text)

@@ -15,7 +15,7 @@ import os
 import re
 from typing import Any
 
-from convopt.errors import ExecutionError
+from convopt.errors import DeviceMissing, ExecutionError
 from convopt.runtime.hipcc import toolkits
 
 NAMES = (
@@ -62,13 +62,13 @@ class HipError(ExecutionError):
 
 
 class HipLibrary:
-    """The library at `path`. ExecutionError: it lacks a function."""
+    """The library at `path`. DeviceMissing: it lacks a function."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._library = ctypes.CDLL(path)
         if missing := self._declare(_SIGNATURES):
-            raise ExecutionError(f"{path} has no {missing}: it is no HIP runtime library, or too old a one")
+            raise DeviceMissing(f"{path} has no {missing}: it is no HIP runtime library, or too old a one")
         self.has_graphs = self._declare(_GRAPH_SIGNATURES) is None
         self._library.hipGetErrorString.restype = ctypes.c_char_p
 
@@ -117,7 +117,7 @@ class HipLibrary:
 
 
 def find_library() -> HipLibrary:
-    """ExecutionError: none found, or the one named does not load."""
+    """DeviceMissing: none found, or the one named does not load."""
     return _find(os.environ.get("CONVOPT_HIP_LIBRARY"), tuple(map(str, toolkits())))
 
 
@@ -127,7 +127,7 @@ def _find(wanted: str | None, folders: tuple[str, ...]) -> HipLibrary:
         try:
             return HipLibrary(wanted)
         except OSError as error:
-            raise ExecutionError(f"CONVOPT_HIP_LIBRARY: {error}") from error
+            raise DeviceMissing(f"CONVOPT_HIP_LIBRARY: {error}") from error
     places = [
         f"{folder}/{part}/{name}" for folder in folders for part in ("lib", "hip/lib") for name in NAMES
     ]
@@ -136,4 +136,4 @@ def _find(wanted: str | None, folders: tuple[str, ...]) -> HipLibrary:
             return HipLibrary(place)
         except OSError:
             continue
-    raise ExecutionError(MISSING)
+    raise DeviceMissing(MISSING)

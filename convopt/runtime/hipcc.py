@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from convopt.errors import CompileError
+from convopt.errors import CompileError, CompilerMissing
 from convopt.runtime.folders import cache_folder
 
 # Shared memory holds halves first and the epilogue's floats later: the same bytes under two types.
@@ -69,14 +69,14 @@ def toolkits(toolkit: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def find_hipcc(toolkit: str | os.PathLike[str] | None = None) -> Hipcc:
-    """CompileError: there is none, or it does not run."""
+    """CompilerMissing: there is none. CompileError: it does not run."""
     places = [folder / "bin" / "hipcc" for folder in toolkits(toolkit)]
     path = next((str(place) for place in places if place.is_file()), None)
     if path is None and toolkit is None:
         path = shutil.which("hipcc")
     if path is None:
         where = "" if toolkit is None else f" in {toolkit}"
-        raise CompileError(f"{MISSING}{where and f'; none{where}'}")
+        raise CompilerMissing(f"{MISSING}{where and f'; none{where}'}")
     return Hipcc(path, _version(path))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from convopt.errors import ExecutionError
+from convopt.errors import DeviceMissing, ExecutionError
 from convopt.runtime.device import DevicePointer, Memory
 from convopt.runtime.memory import Bytes
 from convopt.runtime.program import Launch
@@ -29,7 +29,7 @@ def _import() -> Any:
     try:
         import pyopencl
     except ImportError as error:
-        raise ExecutionError(NO_PYOPENCL) from error
+        raise DeviceMissing(NO_PYOPENCL) from error
     return pyopencl
 
 
@@ -41,7 +41,7 @@ def _context() -> Any:
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
-        raise ExecutionError(f"{NO_DEVICE} ({error})") from error
+        raise DeviceMissing(f"{NO_DEVICE} ({error})") from error
     found = [
         device
         for platform in platforms
@@ -50,7 +50,7 @@ def _context() -> Any:
     ]
     if not found:
         named = f" (of those there are, none is called {wanted!r})" if wanted else ""
-        raise ExecutionError(f"{NO_DEVICE}{named}")
+        raise DeviceMissing(f"{NO_DEVICE}{named}")
     gpus = [device for device in found if device.type & cl.device_type.GPU]
     return cl.Context([(gpus or found)[0]])
 

@@ -90,6 +90,21 @@ def test_too_little_memory_is_one_line(
     assert capsys.readouterr().err.splitlines() == ["convopt: 5.8 TiB for x"]
 
 
+@pytest.mark.parametrize(
+    "command", ["optimize M -o OUT.convopt", "run M", "explain M", "explain M --cost", "calibrate", "bench M",
+                "selftest", "doctor"],
+)  # fmt: skip
+def test_a_missing_device_exits_with_3(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CONVOPT_CUDA_DEVICE", "99")
+    monkeypatch.chdir(tmp_path)
+    conv_relu(tmp_path / "M.onnx")
+    assert main([*command.replace("M", "M.onnx").split(), "--target", "cuda"]) == 3
+    said = capsys.readouterr()
+    assert said.out or (said.err.startswith("convopt: ") and len(said.err.splitlines()) == 1)
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     code = "import sys; from convopt.cli.main import main; sys.exit(main(['targets', '--json']))"
     reading, writing = os.pipe()
