@@ -17,6 +17,8 @@ PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest -n 2 -rs
 THREADS ?= 2
+# The tests start hundreds of interpreters: where this is set each one translates the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow lint check bench clean
 
