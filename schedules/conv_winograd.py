@@ -238,15 +238,15 @@ class WinogradConv:
         """U = G g G^T, in float64, as (g, blocks of tiles, point, tile of the block, (kd, c), channel)."""
         tile, size = self.vectors * target.lanes, self.feature_block
         g_matrix = np.array(self.transform(problem).g)
-        weight = weight.swapaxes(2, 3).reshape(*weight.shape[:2], -1, *weight.shape[4:])
+        weight = weight.swapaxes(2, 3).reshape(*weight.shape[:2], -1, 9)
         g, k, c = weight.shape[:3]
         blocks = -(-k // (tile * size))
-        padded = np.zeros((g, blocks * size * tile, c, 3, 3))
+        padded = np.zeros((g, blocks * size * tile, c, 9), np.float32)
         padded[:, :k] = weight
-        # One product with the Kronecker square of G: all points of the 9 taps.
-        points = padded.reshape(-1, 9) @ np.kron(g_matrix, g_matrix).T
-        flat = points.astype(np.float32).reshape(g, blocks, size, tile, c, self.points(problem))
-        packed = [np.ascontiguousarray(flat.transpose(0, 1, 5, 2, 4, 3))]
+        taps = padded.reshape(g, blocks, size, tile, c, 9).transpose(0, 1, 5, 2, 4, 3)
+        # One product with the Kronecker square of G; the 9 taps are put in order, not the more points.
+        points = np.kron(g_matrix, g_matrix) @ taps.reshape(g, blocks, 9, -1).astype(np.float64)
+        packed = [points.astype(np.float32).reshape(g, blocks, -1, size, c, tile)]
         return packed if bias is None else [*packed, pack_bias(bias, tile)]
 
     def apply(self, problem: ConvProblem, target: Target, symbol: str) -> Any:
