@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 INLINE_LIMIT = (1 << 31) - (1 << 24)
 
 
+class TranslatedModel(ir.Model):
+    """A model that a frontend has made of another framework's graph, which had checked that. It belongs to
+    whom it is given to; its constants may be the other framework's memory.
+    """
+
+
 def load(
     source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model, name: str = "model"
 ) -> ir.Model:
     """A checked model that shares nothing mutable with the source; weights in other files stay there.
 
     source: a path, the file's bytes, a ModelProto or an onnx_ir.Model. Weights in other files are looked for
-        in the path's folder, so bytes and protos can't have any.
+        in the path's folder, so bytes and protos can't have any. A TranslatedModel is returned as it is.
     name: what messages call the model where the source has no path.
 
     An initializer that is listed as an input too (IR version 3 asks for it) becomes a constant.
@@ -35,6 +41,8 @@ def load(
         ModelError: no usable ONNX model; names the file, the node or tensor, and what was expected.
     """
     folder: Path | None = None
+    if isinstance(source, TranslatedModel):
+        return source
     if isinstance(source, ir.Model):
         proto = ir.to_proto(source)
         folder = _folder_of(source)

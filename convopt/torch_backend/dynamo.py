@@ -11,6 +11,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from convopt.errors import InputError
+from convopt.torch_backend.collector import paused_collector
 from convopt.torch_backend.decompositions import whole_upsampling
 from convopt.torch_backend.graph import TorchGraph
 from convopt.torch_backend.settings import Settings
@@ -41,7 +42,7 @@ def compile_graph(
 
     compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)
     # Nothing here reuses the memory of what the forward saved: none of it is collected, see `_parameters`.
-    with whole_upsampling(), functorch.patch(donated_buffer=False):
+    with whole_upsampling(), functorch.patch(donated_buffer=False), paused_collector():
         compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
 

@@ -29,7 +29,7 @@ class Constants:
 def fold(module: GraphModule, parameters: Mapping[Node, torch.Tensor]) -> Constants:
     """Replaces, in place, what non-constant nodes read of constant ones by attributes of the module.
 
-    parameters: the placeholders that hold the same tensor at every call.
+    parameters: the placeholders that hold the same tensor at every call. The module is not recompiled.
     """
     graph, found = module.graph, Constants()
     constant: dict[Node, frozenset[str]] = {}
@@ -64,7 +64,6 @@ def fold(module: GraphModule, parameters: Mapping[Node, torch.Tensor]) -> Consta
         hold(new, value, constant[node])
         found.folded.append((node.name, str(node.target)))
     graph.eliminate_dead_code()
-    module.recompile()
     return found
 
 

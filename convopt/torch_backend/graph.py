@@ -18,6 +18,7 @@ from convopt.errors import ConvoptError, InputError, VerificationError
 from convopt.frontends.torch.builder import Untranslatable
 from convopt.frontends.torch.translate import translate
 from convopt.runtime.program import Placement
+from convopt.torch_backend.collector import paused_collector
 from convopt.torch_backend.concrete import bound, copied, is_symbolic
 from convopt.torch_backend.fold import fold
 from convopt.torch_backend.part import CompiledPart, refused_nodes
@@ -106,7 +107,7 @@ class TorchGraph:
         """The graph with its parts compiled for these arguments. Torch's own error for shapes it refuses."""
         refused: dict[str, str] = {}
         # At the first call AOTAutograd watches every operator for aliases; what is done here is no such call.
-        with _disable_current_modes():
+        with _disable_current_modes(), paused_collector():
             while True:
                 attempt = _Attempt(self, args, threads, refused)
                 more = attempt.run()

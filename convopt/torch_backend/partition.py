@@ -68,7 +68,7 @@ class Cut:
                 leave(node)
 
     def fuse(self) -> list[str]:
-        """Puts the nodes to compile into submodules of the module; their names."""
+        """Puts the nodes to compile into submodules of the module; their names. Its user recompiles it."""
         partitioner = CapabilityBasedPartitioner(
             self.module, _Support(self.nodes), allows_single_node_partition=True
         )
@@ -83,7 +83,6 @@ class Cut:
         before = {node.name for node in self.module.graph.nodes}
         partitioner.fuse_partitions(partitions)
         self.module.graph.lint()
-        self.module.recompile()
         return [n.name for n in self.module.graph.nodes if n.op == "call_module" and n.name not in before]
 
     def placement(self) -> list[Placement]:

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from convopt.frontends.onnx_file import TranslatedModel
 from convopt.frontends.torch import elementwise, movement, norms, pools, products
 from convopt.frontends.torch.builder import (
     FLOATS,
@@ -65,7 +66,7 @@ class Translation:
     held: the placeholders whose contents the model holds.
     """
 
-    model: ir.Model
+    model: TranslatedModel
     inputs: tuple[Node, ...]
     outputs: tuple[int | torch.Tensor | None, ...]
     held: frozenset[Node]
@@ -102,7 +103,7 @@ def translate(
         walk.visit(node)
     results = next(n for n in reversed(module.graph.nodes) if n.op == "output").args[0]
     outputs = walk.outputs(results if isinstance(results, (tuple, list)) else (results,))
-    model = ir.Model(walk.builder.graph, ir_version=10)
+    model = TranslatedModel(walk.builder.graph, ir_version=10)
     return Translation(model, tuple(walk.inputs), tuple(outputs), frozenset(walk.held))
 
 
