@@ -43,6 +43,7 @@ from convopt.grouping import (
 from convopt.ir.groups import expand_groups
 from convopt.ir.layout import CHANNELS_LAST, boundary
 from convopt.ir.values import dims_of, static_shape
+from convopt.lowering.assemble import target_meta
 from convopt.lowering.base import LoweringOptions, Progress
 from convopt.lowering.program import Fallbacks, Observe, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
@@ -55,10 +56,11 @@ from convopt.runtime.loaded import Loaded
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.targets import GpuTarget, host_cpu
+from convopt.targets import CpuTarget, GpuTarget, host_cpu
 from convopt.targets.cpu import usable_cores
 from convopt.tuning.records import open_records
 from convopt.tuning.session import tune_problems
+from convopt.tuning.where import ELSEWHERE, why_not_here
 from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
@@ -134,8 +136,8 @@ def optimize(
     cache = KernelCache(folder_of(cache_dir))
     if tune is not None and (deterministic or algorithm != "auto"):
         raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
-    if tune is not None and target != "cpu":
-        raise InputError(f"tune measures on this machine's CPU; target is {target!r}")
+    if tune is not None and (refusal := why_not_here(found)) is not None:
+        raise InputError(f"tune measures on this machine: {refusal}; {ELSEWHERE}")
     options = LoweringOptions(found, threads, im2col_cap, algorithm, precision=stored)
     compiler = _Compiler(
         model,
@@ -249,11 +251,9 @@ class _Compiler:
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[LoweringOptions]:
         """The options with what was measured; deterministic ones are for a fixed number of threads."""
-        if isinstance(self.options.target, GpuTarget):
-            yield self.options
-            return
         if self.deterministic:
-            yield replace(self.options, threads=DETERMINISTIC_THREADS)
+            on_cpu = isinstance(self.options.target, CpuTarget)
+            yield replace(self.options, threads=DETERMINISTIC_THREADS) if on_cpu else self.options
             return
         with open_records(self.cache.root) as records:
             yield replace(self.options, records=records)
@@ -296,11 +296,8 @@ class _Compiler:
                 "threads": self.options.threads,
                 "precision": options.precision.name,
                 "keep_fp32": sorted(options.precision.keep_fp32),
+                **target_meta(self.options.target),
             }
-            if isinstance(self.options.target, GpuTarget):
-                meta["kind"] = self.options.target.kind
-            else:
-                meta["cpu_flags"] = list(self.options.target.cpu_flags)
             try:
                 return build_program(lowered, options, self.cache, meta, self.progress, self.observe)
             except Fallbacks as fallbacks:
@@ -356,17 +353,23 @@ def model_problems(
     threads: int,
     skip: Collection[str] = (),
     im2col_cap: int = 64 << 20,
+    target: CpuTarget | GpuTarget | None = None,
+    precision: str = "fp32",
 ) -> tuple[Counter[ConvProblem], LoweringOptions]:
     """The convolutions that `optimize` would compile of a model, and with which options; compiles nothing.
 
+    target: by default this machine's CPU.
+
     Raises:
-        ModelError: the model is unusable. InputError: a shape is, or dims are left open.
+        ModelError: the model is unusable. InputError: a shape or the precision is, or dims are left open.
     """
+    check_choices(precision, False, None, skip, "auto")
     model = load_model(source)
     bound = _bound_shapes(model, extents_of(shapes or {}))
     if bound is None:
         raise InputError("dynamic dims: give the shape of every input")
-    options = LoweringOptions(host_cpu(), threads, im2col_cap)
+    found = usable_target(target or host_cpu(), precision)
+    options = LoweringOptions(found, threads, im2col_cap, precision=precision_of(precision, (), found))
     context = PassContext(target=options.target, shapes=bound)
     run_passes(model, without(GRAPH_PASSES, tuple(skip)), context, None)
     return conv_problems(model, context, options), options

@@ -75,6 +75,8 @@ def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOption
 def deterministic_price(graph: ir.Model, context: PassContext, options: LoweringOptions) -> str:
     """What choosing for DETERMINISTIC_THREADS costs on the module's own number, in words."""
     o, text = options, "equal bits for every number of threads"
+    if not isinstance(o.target, CpuTarget):  # its choices don't depend on the threads
+        return text
     fixed = free = 0.0
     for problem, count in conv_problems(graph, context, o).items():
         for threads in (DETERMINISTIC_THREADS, o.threads):

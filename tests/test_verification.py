@@ -161,7 +161,7 @@ def test_a_kernel_that_can_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> N
             return schedule
         return NoCode(**{f.name: getattr(schedule, f.name) for f in fields(DirectConv)})
 
-    monkeypatch.setattr("convopt.selection.plans.choose_conv", choose)
+    monkeypatch.setattr("convopt.selection.plans_cpu.choose_conv", choose)
     module = convopt.optimize(model(), threads=1)
     found = places(module)
     assert found["second"] == found["c"] == ("fallback", "RuntimeError: no code for this one")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from convopt.bench.suites import SUITES
 from convopt.cli.command import Command, Document, ReportProgress, core_count, duration, positive
-from convopt.cli.tune import problems_of
+from convopt.cli.tune import add_target_arguments, problems_of, target_of
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of an input of IN.onnx"
     )
+    add_target_arguments(parser)
     parser.add_argument("--batch", type=positive, help="of a suite's convolutions")
     parser.add_argument("--threads", type=core_count, help="to measure with (default: all usable cores)")
     parser.add_argument("--cache-dir", metavar="DIR", help="of kernels and measurements (as for optimize)")
@@ -35,7 +36,9 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.tuning.runner import LocalRunner
     from convopt.tuning.store import Store
 
-    problems, options = problems_of(arguments, progress)
+    problems, options = problems_of(
+        arguments, progress, target_of(arguments, "choices are measured here only")
+    )
     cache = KernelCache(arguments.cache_dir)
     deadline = time.monotonic() + arguments.budget
     runner = LocalRunner()

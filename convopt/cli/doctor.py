@@ -62,32 +62,13 @@ def _cpu() -> Document:
 
 def _gpu(target: GpuTarget) -> Document:
     """One target. `missing` is what has to be done first: the compiler's part before the device's."""
-    from convopt.codegen.device import why_no_compiler
-    from convopt.errors import ConvoptError
-    from convopt.runtime import hip_library, hipcc
-    from convopt.runtime.device import open_device
+    from convopt.codegen.found import find
 
-    found: dict[str, str] = {}
-    no_code = why_no_compiler(target)
-    missing = no_code
-    try:
-        if target.kind == "hip":
-            found["compiler"] = hipcc.find_hipcc().name
-    except ConvoptError as error:
-        missing = missing or str(error)
-    no_device = None
-    try:
-        if target.kind in ("hip", "rocm"):
-            found["library"] = hip_library.find_library().path
-        device = open_device(target.kind)
-        arch = getattr(device, "arch", "")
-        found["device"] = f"{device.name} ({arch})" if arch else device.name
-        if arch and arch != target.arch:
-            no_device = f"the device here, {found['device']}, is no {target.chip} ({target.arch})"
-    except ConvoptError as error:
-        no_device = str(error)
-    missing = missing or no_device
-    return _entry(target.name, target.kind, found, no_code is None, missing is None, missing)
+    found = find(target)
+    missing = found.no_code or found.no_run
+    return _entry(
+        target.name, target.kind, dict(found.parts), found.no_code is None, missing is None, missing
+    )
 
 
 def _entry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convopt.bench.suites import SUITES, suite
 from convopt.cli.command import (
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from convopt.lowering.base import LoweringOptions
     from convopt.schedules.conv_problem import ConvProblem
+    from convopt.targets import CpuTarget, GpuTarget
     from convopt.tuning.rpc import RemoteRunner
     from convopt.tuning.tuner import Outcome
 
@@ -38,6 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME:D,D,...", help="of an input of IN.onnx"
     )
+    add_target_arguments(parser)
     parser.add_argument("--batch", type=positive, help="of a suite's convolutions")
     parser.add_argument("--threads", type=core_count, help="to tune for (default: all usable cores)")
     parser.add_argument(
@@ -50,14 +52,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", default="cpu", help="cpu: this machine's (default), or one that `convopt targets` lists"
+    )
+    parser.add_argument(
+        "--precision", default="fp32", help="that the model is compiled in: fp32 (default), fp16, bf16, tf32"
+    )
+
+
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     from convopt.codegen.cache import KernelCache
     from convopt.tuning.records import STORE_NAME
     from convopt.tuning.session import tune_problems
     from convopt.tuning.tuner import gain
+    from convopt.tuning.where import ELSEWHERE
 
-    runners = _runners(arguments)
-    problems, options = problems_of(arguments, progress)
+    target = target_of(arguments, "" if arguments.tracker else ELSEWHERE)
+    runners = _runners(arguments, target)
+    problems, options = problems_of(arguments, progress, target)
     cache = KernelCache(arguments.cache_dir)
     start = time.perf_counter()
     outcomes = tune_problems(problems, arguments.budget, options, cache, progress, runners)
@@ -73,7 +86,29 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     }
 
 
-def _runners(arguments: argparse.Namespace) -> list[RemoteRunner]:
+def target_of(arguments: argparse.Namespace, remedy: str) -> CpuTarget | GpuTarget:
+    """What is tuned for. remedy: where else it could be measured, if it has to be on this machine.
+
+    Raises:
+        InputError: there is no such target, or no such device here.
+        CompileError: nothing here compiles for it.
+    """
+    from convopt.arguments import find_target
+    from convopt.errors import ExecutionError
+    from convopt.tuning.where import why_not_here
+
+    try:
+        target = find_target(arguments.target)
+    except ExecutionError as error:  # "dcu" and the like, which are the device that is here
+        raise InputError(
+            f"--target {arguments.target}: {error}; name the chip (`convopt targets`)"
+        ) from error
+    if remedy and (refusal := why_not_here(target)) is not None:
+        raise InputError(f"--target {arguments.target}: {refusal}; {remedy}")
+    return target
+
+
+def _runners(arguments: argparse.Namespace, target: CpuTarget | GpuTarget) -> list[RemoteRunner]:
     if arguments.tracker is None:
         if arguments.key is not None or arguments.workers is not None:
             raise InputError("--key and --workers go with --tracker")
@@ -84,11 +119,11 @@ def _runners(arguments: argparse.Namespace) -> list[RemoteRunner]:
 
     rpc.require_rpc()
     address = rpc.parse_address(arguments.tracker)
-    return [rpc.RemoteRunner(address, arguments.key) for _ in range(arguments.workers or 1)]
+    return [rpc.RemoteRunner(address, arguments.key, target) for _ in range(arguments.workers or 1)]
 
 
 def problems_of(
-    arguments: argparse.Namespace, progress: ReportProgress
+    arguments: argparse.Namespace, progress: ReportProgress, target: CpuTarget | GpuTarget
 ) -> tuple[Counter[ConvProblem], LoweringOptions]:
     """The convolutions of the model, the suite or the case, and the options that they are compiled with.
 
@@ -106,20 +141,21 @@ def problems_of(
     if arguments.shape and not arguments.model:
         raise InputError("--shape goes with a model only")
     threads = arguments.threads or usable_cores()
+    compiled: dict[str, Any] = {"target": target, "precision": arguments.precision}
     if arguments.model:
-        return model_problems(arguments.model, parse_shapes(arguments.shape), threads)
+        return model_problems(arguments.model, parse_shapes(arguments.shape), threads, **compiled)
     cases = suite(arguments.suite, arguments.batch) if arguments.suite else ((parse_case(arguments.conv), 1),)
     found: Counter[ConvProblem] = Counter()
     for done, (case, count) in enumerate(cases):
         progress("reading the convolutions", done, len(cases))
         # From NCHW, as behind another kernel: its input gets a border of zeros.
-        problems, options = model_problems(conv_model(case), None, threads)
+        problems, options = model_problems(conv_model(case), None, threads, **compiled)
         found.update({problem: count * n for problem, n in problems.items()})
     return found, options
 
 
 def _conv(outcome: Outcome) -> Document:
-    from convopt.selection.plans import to_json
+    from convopt.selection.conv_plan import to_json
 
     known = outcome.untuned and outcome.tuned
     return {
@@ -137,7 +173,7 @@ def _conv(outcome: Outcome) -> Document:
 
 def _show(document: Document) -> None:
     from convopt.report.tables import Column, number, print_line, print_table
-    from convopt.selection.plans import from_json
+    from convopt.selection.conv_plan import from_json
 
     columns = [Column("conv"), Column("x", True), Column("untuned ms", True), Column("tuned ms", True)]
     columns += [Column("speedup", True), Column("measured", True), Column("plan")]
@@ -167,8 +203,10 @@ def _show(document: Document) -> None:
 
 
 PLAN_FIELDS = {
-    "family": "direct, winograd, depthwise, grouped, few-features or shifted",
+    "family": "direct, winograd, depthwise, grouped, few-features or shifted; on a GPU implicit_gemm,"
+    " gpu-depthwise or gpu-direct",
     "config{}": "the schedule's fields",
+    "config{}[]": "of a field with several numbers",
     "expand_col": "images of an unfolded matrix that the schedule multiplies, 0 without im2col",
 }
 
@@ -181,7 +219,7 @@ the cache folder: `convopt optimize` uses it from then on. Interrupted or killed
 the first one was. Several may run at once on one store.""",
     fields={
         "target": "what was tuned for",
-        "threads": "what was tuned for",
+        "threads": "what was tuned for on a CPU",
         "store": "the file that remembers",
         "budget_s": "seconds given",
         "seconds": "seconds used",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from convopt.codegen.cache import symbol_of
+from convopt.codegen.cache import KernelCache, symbol_of
 from convopt.codegen.device import DeviceCode
+from convopt.codegen.link import link
 from convopt.ir.groups import REFUSED, body_of
 from convopt.ir.layout import CHANNELS_LAST, has_choice, layout_of
 from convopt.ir.values import Array, constant, static_shape
 from convopt.lowering import arena
 from convopt.lowering.base import Constant, KernelCall, Temporary
 from convopt.lowering.storage import StoragePlan
+from convopt.runtime.device_program import DeviceProgram, pack_binaries
+from convopt.runtime.loaded import Loaded, LoadedProgram
 from convopt.runtime.memory import Blob, Bytes, bytes_of
 from convopt.runtime.program import (
     Address,
@@ -150,23 +153,7 @@ class Assembler:
     def _kernel_steps(self, call: KernelCall, nodes: list[str]) -> Iterable[KernelStep]:
         offsets, key = call.offsets or (0,) * len(call.operands), self.keys[id(call)]
         args = tuple(self._address(o, at) for o, at in zip(call.operands, offsets, strict=True))
-        label = call.label or call.schedule.name
-        if isinstance(self.target, GpuTarget):
-            for kernel in self.codes[key].kernels:
-                launch = Launch(kernel.grid, kernel.block, kernel.dynamic_shared)
-                yield KernelStep(
-                    kernel.symbol, args, nodes=tuple(nodes), label=label, launch=launch, binary=key
-                )
-            return
-        yield KernelStep(
-            symbol_of(key),
-            args,
-            call.schedule.tasks(call.problem, self.target),
-            call.schedule.scratch_bytes(call.problem, self.target),
-            call.schedule.cost(call.problem, self.target).seconds < LAUNCH_SECONDS,
-            tuple(nodes),
-            label,
-        )
+        yield from kernel_steps(call, key, args, tuple(nodes), self.target, self.codes)
 
     def _island_step(self, group: ir.Node) -> IslandStep:
         self.islands.append(_island_model(group, self.graph))
@@ -193,6 +180,63 @@ class Assembler:
                 yield Placement(node.name or "", node.op_type, "fallback", reason)
             elif work.group.op_type != "Relayout":
                 yield Placement(node.name or "", node.op_type, "compiled" if work.calls else "view", label)
+
+
+def kernel_steps(
+    call: KernelCall,
+    key: str,
+    args: tuple[Address, ...],
+    nodes: tuple[str, ...],
+    target: CpuTarget | GpuTarget,
+    codes: Mapping[str, DeviceCode],
+) -> Iterator[KernelStep]:
+    """The steps of one call: a device's code may have several kernels."""
+    label = call.label or call.schedule.name
+    if isinstance(target, GpuTarget):
+        for kernel in codes[key].kernels:
+            launch = Launch(kernel.grid, kernel.block, kernel.dynamic_shared)
+            yield KernelStep(kernel.symbol, args, nodes=nodes, label=label, launch=launch, binary=key)
+        return
+    yield KernelStep(
+        symbol_of(key),
+        args,
+        call.schedule.tasks(call.problem, target),
+        call.schedule.scratch_bytes(call.problem, target),
+        call.schedule.cost(call.problem, target).seconds < LAUNCH_SECONDS,
+        nodes,
+        label,
+    )
+
+
+def target_meta(target: CpuTarget | GpuTarget) -> dict[str, object]:
+    """What a Program's meta says for its runtime: the kind of device, or the CPU's instructions."""
+    return {"kind": target.kind} if isinstance(target, GpuTarget) else {"cpu_flags": list(target.cpu_flags)}
+
+
+def device_codes(objects: Mapping[str, bytes], target: CpuTarget | GpuTarget) -> dict[str, DeviceCode]:
+    """The compiled kernels of a device by key; of a CPU nothing."""
+    if not isinstance(target, GpuTarget):
+        return {}
+    return {key: DeviceCode.from_bytes(data) for key, data in objects.items()}
+
+
+def image_of(
+    objects: Mapping[str, bytes],
+    codes: Mapping[str, DeviceCode],
+    cache: KernelCache,
+    target: CpuTarget | GpuTarget,
+) -> bytes:
+    """The code of a Program's kernels: a device's binaries, or a CPU's linked objects. CompileError."""
+    if isinstance(target, GpuTarget):
+        return pack_binaries({key: code.binary for key, code in codes.items()})
+    return link(objects, cache)
+
+
+def loaded_program(
+    program: Program, image: bytes, weights: Bytes, islands: tuple[bytes, ...], target: CpuTarget | GpuTarget
+) -> Loaded:
+    kind = DeviceProgram if isinstance(target, GpuTarget) else LoadedProgram
+    return kind(program, image, weights, islands)
 
 
 def _spec(value: ir.Value) -> TensorSpec:

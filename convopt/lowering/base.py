@@ -16,7 +16,8 @@ import onnx_ir as ir
 from convopt.ir.precision import FP32, Precision
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.selection.plans import Algorithm, ConvPlan, Records, decide
+from convopt.selection.conv_plan import Algorithm, ConvPlan
+from convopt.selection.plans import Records, decide
 from convopt.targets import CpuTarget, GpuTarget
 
 
@@ -97,7 +98,7 @@ class LoweringContext:
     def plan(self, problem: ConvProblem) -> ConvPlan:
         """How the convolution is computed. ValueError, with the reasons, where no schedule takes it."""
         o = self.options
-        return decide(problem, o.cpu, o.threads, o.algorithm, o.im2col_cap, o.records)
+        return decide(problem, o.target, o.threads, o.algorithm, o.im2col_cap, o.records)
 
 
 class Refused(Exception):

@@ -20,10 +20,10 @@ from convopt.ir.layout import CHANNELS_LAST, layout_of
 from convopt.ir.precision import Precision, keeps_fp32
 from convopt.ir.values import Array, attribute, constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Refused
-from convopt.lowering.conv_operands import ConvOperands, packed_call
+from convopt.lowering.conv_operands import ConvOperands
+from convopt.lowering.conv_plans import planned_calls
 from convopt.lowering.expressions import expression_of
 from convopt.lowering.gpu_conv import gpu_conv_calls
-from convopt.lowering.im2col import im2col_calls
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_problem import ConvProblem, Triple
 from convopt.schedules.primitives.expression import Expression, identity
@@ -296,9 +296,7 @@ def conv_calls(problem: ConvProblem, operands: ConvOperands, context: LoweringCo
         plan = context.plan(problem)
     except ValueError as error:
         raise Refused(str(error)) from error
-    if plan.expand_col:
-        return im2col_calls(problem, plan.expand_col, plan.schedule, operands, context)
-    return [packed_call(plan.schedule, problem, operands, context)]
+    return planned_calls(problem, plan, operands, context)
 
 
 def _transposed_parts(g: _Geometry, weights: Array, y: TensorView, others: list[TensorView]) -> list[_Part]:

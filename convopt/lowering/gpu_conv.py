@@ -10,43 +10,37 @@ from convopt.lowering.base import KernelCall, LoweringContext, Refused, Temporar
 from convopt.lowering.conv_operands import ConvOperands, packed_call
 from convopt.lowering.simple import aligned, simple_call
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.pointwise_problem import ITEM_BYTES, copy_problem
-from convopt.schedules.primitives.vector_width import ITEMSIZE, MOST_BYTES, access_width
-from convopt.selection.choose_gpu import (
-    GPU_CONV_FAMILIES,
-    GPU_GEMM_FAMILIES,
-    choose_gpu_conv,
-    choose_im2col,
-    gpu_chunks,
-    gpu_split,
-    priced_gpu_conv,
-    unfolded_seconds,
-)
+from convopt.selection.choose_gpu import GPU_GEMM_FAMILIES, choose_gpu_conv, choose_im2col, gpu_split
+from convopt.selection.conv_plan import ConvPlan
+from convopt.selection.unfold import chunks
 from convopt.targets import GpuTarget
 
 
 def gpu_conv_calls(
     problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
 ) -> list[KernelCall]:
-    """The cheapest of the families or im2col and GEMM, or what `context.options.algorithm` asks for.
+    """One of the families, or im2col and GEMM: measured, by estimate, or what the options ask for.
 
     Refused: all refuse.
     """
     if operands.exact_weights and problem.x.dtype != "float32":
         call, problem, operands = in_float32(problem, operands, context)
         return [call, *gpu_conv_calls(problem, operands, context, target)]
-    algorithm = context.options.algorithm
     problem = aligned_problem(problem, operands, context)
     try:
-        if problem.taps > 1 and (
-            algorithm == "im2col" or (algorithm == "auto" and _is_unfolding_cheaper(problem, context, target))
-        ):
-            return _im2col_calls(problem, operands, context, target)
-        families = (GpuDirectConv,) if algorithm == "direct" else GPU_CONV_FAMILIES
-        return [_conv_call(problem, operands, context, target, families)]
+        return planned_gpu_calls(problem, context.plan(problem), operands, context, target)
     except ValueError as error:
         raise Refused(str(error)) from error
+
+
+def planned_gpu_calls(
+    problem: ConvProblem, plan: ConvPlan, operands: ConvOperands, context: LoweringContext, target: GpuTarget
+) -> list[KernelCall]:
+    """The plan's kernels. ValueError: one of them takes no form of what is left for the last matrix."""
+    if plan.expand_col:
+        return _im2col_calls(problem, plan, operands, context, target)
+    return [_conv_call(plan.schedule, problem, operands, context, target)]
 
 
 def in_float32(
@@ -64,38 +58,24 @@ def in_float32(
     return call, replace(problem, x=wide), widened
 
 
-def _is_unfolding_cheaper(problem: ConvProblem, context: LoweringContext, target: GpuTarget) -> bool:
-    """By estimate; asked only where the implicit GEMM loads element by element what im2col puts in a row."""
-    if problem.x.dtype in ITEMSIZE and access_width(problem.x, 5) * ITEMSIZE[problem.x.dtype] == MOST_BYTES:
-        return False
-    try:
-        unfolded = unfolded_seconds(problem, target, context.options.im2col_cap)
-        return unfolded < priced_gpu_conv(problem, target)[0]
-    except ValueError:  # one of the two can't compute it
-        return False
-
-
 def _conv_call(
-    problem: ConvProblem,
-    operands: ConvOperands,
-    context: LoweringContext,
-    target: GpuTarget,
-    families: tuple[type[Any], ...],
+    schedule: Any, problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
 ) -> KernelCall:
-    schedule = choose_gpu_conv(problem, target, families)
     return with_workspace(packed_call(schedule, problem, operands, context), target)
 
 
 def _im2col_calls(
-    problem: ConvProblem, operands: ConvOperands, context: LoweringContext, target: GpuTarget
+    problem: ConvProblem, plan: ConvPlan, operands: ConvOperands, context: LoweringContext, target: GpuTarget
 ) -> list[KernelCall]:
-    """As many images a matrix as `im2col_cap` allows, or rows of one image."""
+    """Up to `plan.expand_col` images a matrix, or rows of one image. The plan's schedule computes the product
+    of a whole matrix; that of the last, smaller one, or at other addresses, is computed by the cheapest.
+    """
     g, k = operands.weights.shape[:2]
     columns = problem.taps * problem.channels
     # The matrix has its columns in the order (kd, kh, kw, c).
     flat = operands.weights.transpose(0, 1, 3, 4, 5, 2).reshape(g, k, columns, 1, 1, 1)
-    pieces = gpu_chunks(problem, context.options.im2col_cap)
-    largest = max(chunk.images * chunk.rows for chunk in pieces)
+    pieces = chunks(problem, plan.expand_col, context.options.im2col_cap)
+    largest = pieces[0].images * pieces[0].rows
     pixels = largest * prod(problem.y.shape[i] for i in (2, 4))
     matrix = Temporary(g * pixels * columns * ITEM_BYTES[problem.x.dtype])
     x, *rest = operands.values
@@ -113,7 +93,10 @@ def _im2col_calls(
         )
         product = ConvOperands(flat, operands.bias, (matrix, *rest), (0, *moved))
         gemm = aligned_problem(gemm, product, context)
-        calls.append(_conv_call(gemm, product, context, target, GPU_GEMM_FAMILIES))
+        schedule = plan.schedule
+        if chunk.images * chunk.rows < largest or schedule.why_not(gemm, target) is not None:
+            schedule = choose_gpu_conv(gemm, target, GPU_GEMM_FAMILIES)
+        calls.append(_conv_call(schedule, gemm, product, context, target))
     return calls
 
 

@@ -15,13 +15,19 @@ import onnx_ir as ir
 
 from convopt.codegen.cache import KernelCache
 from convopt.codegen.device import DeviceCode
-from convopt.codegen.link import link
 from convopt.codegen.workers import KernelSource, compile_kernels
 from convopt.errors import CompileError
 from convopt.ir.groups import REFUSED, make_group
 from convopt.ir.layout import layout_of, set_layout
 from convopt.ir.values import constant, static_shape, unique_name
-from convopt.lowering.assemble import Assembler, LoweredGroup, node_names
+from convopt.lowering.assemble import (
+    Assembler,
+    LoweredGroup,
+    device_codes,
+    image_of,
+    loaded_program,
+    node_names,
+)
 from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Progress, Refused
 from convopt.lowering.conv import halo_of, needs_no_border
 from convopt.lowering.families import copy_call, halo_call, lower_group
@@ -34,8 +40,7 @@ from convopt.lowering.storage import (
     may_have_halo,
     plan_aliases,
 )
-from convopt.runtime.device_program import DeviceProgram, pack_binaries
-from convopt.runtime.loaded import Loaded, LoadedProgram
+from convopt.runtime.loaded import Loaded
 from convopt.runtime.program import IslandStep
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_amx import AmxConv
@@ -93,23 +98,17 @@ def build_program(
             }
         )
     keys = {i: s.key for i, s in sources.items()}
-    codes: dict[str, DeviceCode] = {}
-    if isinstance(options.target, GpuTarget):
-        codes = {key: DeviceCode.from_bytes(data) for key, data in compiled.objects.items()}
+    codes = device_codes(compiled.objects, options.target)
     assembled = Assembler(builder.graph, builder.plan, works, keys, options.target, codes)
     uses_tiles = any(isinstance(c.schedule, AmxConv) for c in calls)
     if uses_tiles and isinstance(options.target, CpuTarget) and not options.target.emulated:
         meta = {**meta, "matrix_tiles": True}
     program = assembled.program(meta, builder.output_names)
     weights, islands = assembled.weights(), tuple(assembled.islands)
-    loaded: Loaded
-    if isinstance(options.target, GpuTarget):
-        if observe is not None:
-            observe([DeviceCall(call, codes[keys[id(call)]]) for call in calls])
-        image = pack_binaries({key: code.binary for key, code in codes.items()})
-        loaded = DeviceProgram(program, image, weights, islands)
-    else:
-        loaded = LoadedProgram(program, link(compiled.objects, cache), weights, islands)
+    if observe is not None and isinstance(options.target, GpuTarget):
+        observe([DeviceCall(call, codes[keys[id(call)]]) for call in calls])
+    image = image_of(compiled.objects, codes, cache, options.target)
+    loaded = loaded_program(program, image, weights, islands, options.target)
     _check_islands(loaded, options.threads)
     return loaded
 

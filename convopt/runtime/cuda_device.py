@@ -92,6 +92,11 @@ class CudaDevice:
         self._large: set[tuple[int, int]] = set()  # kernels that have asked for more shared memory
         self._free_with(self, "cuStreamDestroy", self._own)
 
+    @property
+    def arch(self) -> str:
+        """The chip, e.g. "sm_90"."""
+        return this_gpu().partition(":")[2]
+
     def _free_with(self, owner: Any, function: str, handle: Any) -> None:
         """Calls the driver's function with the handle once `owner` is gone, but for the exit."""
         free = getattr(self._driver, function)

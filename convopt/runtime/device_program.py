@@ -127,6 +127,10 @@ class DeviceContext:
             seconds.append(self._timed(index, step, on_host))
         return self.fetch(on_host)
 
+    @property
+    def arena(self) -> Memory:
+        return self._memory["arena"][0]
+
     def put(self, inputs: Sequence[Array]) -> None:
         """Copies the inputs to the device."""
         for memory, array, spec in zip(

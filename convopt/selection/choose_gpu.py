@@ -4,7 +4,6 @@ family, or an unfolded matrix and its GEMM.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,7 +18,7 @@ from convopt.schedules.gpu_implicit_gemm import LAUNCH_SECONDS, ImplicitGemm
 from convopt.schedules.im2col import Im2colProblem
 from convopt.schedules.primitives.vector_width import ITEMSIZE
 from convopt.selection import model
-from convopt.selection.unfold import Chunk, chunks, split
+from convopt.selection.unfold import Chunk, split
 from convopt.targets import GpuTarget
 
 GPU_CONV_FAMILIES: tuple[type[Any], ...] = (ImplicitGemm, GpuDepthwise, GpuDirectConv)
@@ -56,14 +55,21 @@ def priced_gpu_conv(
             continue
         for schedule in family.space(problem, target):
             if (reason := schedule.why_not(problem, target)) is None:
-                cost = schedule.cost(problem, target)
-                launch = max(LAUNCH_SECONDS - cost.overhead, 0.0)  # not every family counts it
-                found.append((cost.seconds + launch, schedule))
+                found.append((gpu_seconds(schedule, problem, target), schedule))
             else:
                 refusals.append(f"{family.name}: {reason}")
     if not found:
         raise ValueError("; ".join(refusals))
     return min(found, key=lambda pair: pair[0])
+
+
+def gpu_seconds(schedule: Any, problem: ConvProblem, target: GpuTarget) -> float:
+    """By estimate, of a schedule of these families. ValueError where it does not fit the chip."""
+    if isinstance(schedule, ImplicitGemm):
+        return model.estimate(schedule, problem, target).seconds
+    cost = schedule.cost(problem, target)
+    launch = max(LAUNCH_SECONDS - cost.overhead, 0.0)  # not every family counts it
+    return float(cost.seconds + launch)
 
 
 @lru_cache(maxsize=4096)
@@ -89,11 +95,6 @@ def choose_transposition(problem: GemmProblem, target: GpuTarget) -> bool:
     return copied + moved + LAUNCH_SECONDS < across
 
 
-def gpu_chunks(problem: ConvProblem, cap: int) -> list[Chunk]:
-    """As many images a matrix as the cap allows: a GPU wants large products."""
-    return chunks(problem, problem.y.shape[1], cap)
-
-
 def gpu_split(problem: ConvProblem, chunk: Chunk) -> tuple[Im2colProblem, ConvProblem]:
     """The two kernels of a chunk: x is read from image 0, row 0 of the chunk's first image on, and checked.
 
@@ -113,14 +114,3 @@ def choose_im2col(problem: Im2colProblem, target: GpuTarget) -> GpuIm2col:
             return schedule
         refusals.append(reason)
     raise ValueError(f"{GpuIm2col.name}: {'; '.join(refusals)}")
-
-
-@lru_cache(maxsize=4096)
-def unfolded_seconds(problem: ConvProblem, target: GpuTarget, cap: int) -> float:
-    """Of im2col and GEMM, by estimate. ValueError where one of the two takes no form of it."""
-    seconds = 0.0
-    for kernels, count in Counter(gpu_split(problem, chunk) for chunk in gpu_chunks(problem, cap)).items():
-        unfold, gemm = kernels
-        one = choose_im2col(unfold, target).cost(unfold, target).seconds
-        seconds += count * (one + priced_gpu_conv(gemm, target, GPU_GEMM_FAMILIES)[0])
-    return seconds

@@ -11,14 +11,14 @@ from convopt.schedules.im2col import Im2col
 from convopt.selection import model
 from convopt.selection.choose import imbalance
 from convopt.selection.choose_gpu import priced_gpu_conv
-from convopt.selection.plans import ConvPlan, Records, decide, plan_seconds, whole_product
+from convopt.selection.conv_plan import ConvPlan
+from convopt.selection.plans import CAP, Records, decide, plan_seconds
+from convopt.selection.plans_cpu import whole_product
 from convopt.selection.rule import Selection
 from convopt.selection.rule_cpu import cpu_rule
 from convopt.selection.rule_gpu import gpu_rule
 from convopt.selection.unfold import chunks, split
 from convopt.targets import CpuTarget, GpuTarget
-
-CAP = 64 << 20
 
 
 def gpu_cost(problem: ConvProblem, target: GpuTarget) -> dict[str, Any]:

@@ -239,25 +239,51 @@ def ranked(problem: ConvProblem, target: GpuTarget, unit: str, split_k: bool = T
 
     All forms and splits are priced with one order of blocks, the best of them with every order.
     """
+    return _in_order(problem, target, unit, split_k, FINALISTS, every_order=True)
+
+
+def tiles(problem: ConvProblem, target: GpuTarget, count: int) -> Iterator[GpuChoice]:
+    """Of the `count` cheapest forms and splits the best order of blocks each, padded, the cheapest first."""
+    if _unpriced(problem) is None:
+        unit = unit_for(problem, target)
+        for choice in _in_order(problem, target, unit, True, count, every_order=False):
+            yield _padded(choice, problem, target)
+
+
+def _in_order(
+    problem: ConvProblem, target: GpuTarget, unit: str, split_k: bool, count: int, every_order: bool
+) -> Iterator[GpuChoice]:
+    """`ranked`, of `count` forms and splits. every_order: with every order of blocks, else with the best."""
     f, split = _grid(target, unit, ITEMSIZE[problem.x.dtype])
-    tiles = _up(problem.taps * problem.channels, f.block_k)
+    depth = _up(problem.taps * problem.channels, f.block_k)
     blocks = _up(problem.pixels, f.block_m) * _up(problem.features, f.block_n) * problem.groups
     # Parts of the reduction are for products with too few tiles to fill the chip.
     few = blocks * (split - 1) < MOST_ROUNDS * target.compute_units * f.resident
-    sensible = np.flatnonzero((split == 1) | (split_k & few & (tiles >= LEAST_TILES * split)))
+    sensible = np.flatnonzero((split == 1) | (split_k & few & (depth >= LEAST_TILES * split)))
     order = np.broadcast_to(np.array(FIRST_SWIZZLE), (len(sensible), 2))
     seconds = price(problem, target, f.take(sensible), split[sensible], order)["seconds"]
-    first = sensible[np.argsort(seconds, kind="stable")[:FINALISTS]]
+    first = sensible[np.argsort(seconds, kind="stable")[:count]]
     chosen, order = np.repeat(first, len(SWIZZLES)), np.tile(np.array(SWIZZLES), (len(first), 1))
     parts = price(problem, target, f.take(chosen), split[chosen], order)
+    seen: set[int] = set()
     for at in np.argsort(parts["seconds"], kind="stable"):
+        form = int(chosen[at])
+        if form in seen and not every_order:
+            continue
+        seen.add(form)
         swizzle = (int(order[at][0]), int(order[at][1]))
         copies = bool(target.async_copy)
-        config = f.config(int(chosen[at]), split_k=int(split[chosen[at]]), swizzle=swizzle, async_copy=copies)
+        config = f.config(form, split_k=int(split[chosen[at]]), swizzle=swizzle, async_copy=copies)
         if copies and config.why_not(problem, target) is not None:
             config = replace(config, async_copy=False)  # copies of less than 4 bytes
         if config.why_not(problem, target) is None:
             yield GpuChoice(config, _estimate(parts, int(at)))
+
+
+def _padded(choice: GpuChoice, problem: ConvProblem, target: GpuTarget) -> GpuChoice:
+    """Against bank conflicts, where that still fits."""
+    padded = choice.config.padded(problem, target)
+    return replace(choice, config=padded) if padded.why_not(problem, target) is None else choice
 
 
 def _estimate(parts: dict[str, Column], at: int) -> GpuEstimate:
@@ -275,6 +301,15 @@ def estimate(config: ImplicitGemm, problem: ConvProblem, target: GpuTarget) -> G
     return _estimate({name: np.broadcast_to(column, 1) for name, column in parts.items()}, 0)
 
 
+def _unpriced(problem: ConvProblem) -> str | None:
+    """Why no form of the implicit GEMM computes it, on any chip."""
+    if {problem.x.dtype, problem.y.dtype} - set(DTYPES):
+        return f"{problem.x.dtype} to {problem.y.dtype}"
+    if not problem.taps * problem.channels:  # a phase of a transposed convolution that no tap reaches
+        return "there is nothing to multiply"
+    return None
+
+
 @lru_cache(maxsize=4096)
 def choose(problem: ConvProblem, target: GpuTarget) -> GpuChoice:
     """The cheapest configuration, padded against bank conflicts.
@@ -282,12 +317,9 @@ def choose(problem: ConvProblem, target: GpuTarget) -> GpuChoice:
     Raises:
         ValueError: the implicit GEMM takes no form of this problem on this chip.
     """
-    if {problem.x.dtype, problem.y.dtype} - set(DTYPES):
-        raise ValueError(f"{problem.x.dtype} to {problem.y.dtype}")
-    if not problem.taps * problem.channels:  # a phase of a transposed convolution that no tap reaches
-        raise ValueError("there is nothing to multiply")
+    if (refusal := _unpriced(problem)) is not None:
+        raise ValueError(refusal)
     best = next(ranked(problem, target, unit_for(problem, target)), None)
     if best is None:
         raise ValueError(f"no form of the implicit GEMM takes this convolution on {target.name}")
-    padded = best.config.padded(problem, target)
-    return replace(best, config=padded if padded.why_not(problem, target) is None else best.config)
+    return _padded(best, problem, target)

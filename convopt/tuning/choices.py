@@ -19,8 +19,12 @@ from pathlib import Path
 from convopt.codegen.cache import KernelCache
 from convopt.lowering.base import LoweringOptions
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.selection.plans import ConvPlan, choose_plan, ranked
+from convopt.selection.conv_plan import ConvPlan
+from convopt.selection.model import unit_for
+from convopt.selection.plans import choose_plan, ranked
 from convopt.selection.rule_cpu import cpu_rule
+from convopt.selection.rule_gpu import gpu_rule
+from convopt.targets import GpuTarget
 from convopt.tuning.candidate import compile_candidates
 from convopt.tuning.identity import task_key
 from convopt.tuning.runner import TOLERANCES, Runner
@@ -60,12 +64,12 @@ class Quality:
 def small_space(problem: ConvProblem, options: LoweringOptions) -> list[ConvPlan]:
     """In the model's order; all there are where that is fewer than SPACE."""
     o = options
-    order = [plan for plan, _ in ranked(problem, o.cpu, o.threads, o.im2col_cap)]
+    order = [plan for plan, _ in ranked(problem, o.target, o.threads, o.im2col_cap)]
     chosen = set(order[:BEST])
     for kind in {(plan.schedule.name, plan.expand_col > 0) for plan in order}:
         same = [plan for plan in order if (plan.schedule.name, plan.expand_col > 0) == kind]
         chosen.update(same[:BEST_OF_FAMILY])
-    chosen.add(choose_plan(problem, o.cpu, o.threads, "auto", o.im2col_cap))
+    chosen.add(choose_plan(problem, o.target, o.threads, "auto", o.im2col_cap))
     if (rule := rule_plan(problem, options)) is not None:
         chosen.add(rule)
     rest = [plan for plan in order if plan not in chosen]
@@ -75,8 +79,11 @@ def small_space(problem: ConvProblem, options: LoweringOptions) -> list[ConvPlan
 
 
 def rule_plan(problem: ConvProblem, options: LoweringOptions) -> ConvPlan | None:
+    target = options.target
     try:
-        return ConvPlan(cpu_rule(problem, options.cpu, options.threads).chosen.config)
+        if isinstance(target, GpuTarget):
+            return ConvPlan(gpu_rule(problem, target, unit_for(problem, target)).chosen.config)
+        return ConvPlan(cpu_rule(problem, target, options.threads).chosen.config)
     except ValueError:
         return None
 
@@ -94,10 +101,10 @@ def measure_space(
 
     Returns the seconds of those that were then measured in turn, nothing where the time was over before.
     """
-    key, plans = task_key(problem, options.cpu, options.threads), small_space(problem, options)
+    key, plans = task_key(problem, options.target, options.threads), small_space(problem, options)
     tried = {trial.plan for trial in store.trials(key)}
     todo = [plan for plan in plans if plan not in tried]
-    reference = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
+    reference = choose_plan(problem, options.target, options.threads, "auto", options.im2col_cap)
     for start in range(0, len(todo), BATCH):
         if time.monotonic() > deadline:
             return {}
@@ -129,10 +136,10 @@ def _measure_again(
     deadline: float,
 ) -> dict[ConvPlan, float]:
     """The fastest, the first choices and the rule's, in turn; the store keeps each one's least time ever."""
-    key = task_key(problem, options.cpu, options.threads)
+    key = task_key(problem, options.target, options.threads)
     known = [trial.plan for trial in store.trials(key) if trial.seconds is not None]
     order = [plan for plan in small_space(problem, options) if plan in known]
-    first = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
+    first = choose_plan(problem, options.target, options.threads, "auto", options.im2col_cap)
     fastest = [plan for plan in known if plan in order]
     best_of_first = min(order[:MEASURED_FIRST], key=fastest.index, default=first)
     chosen = [*known[:TUNED], first, best_of_first, rule_plan(problem, options)]
@@ -176,11 +183,11 @@ def quality(
     raced: seconds measured in turn. They alone are then compared: trials hours apart would be compared by how
     busy the machine was.
     """
-    key = task_key(problem, options.cpu, options.threads)
+    key = task_key(problem, options.target, options.threads)
     trials = {trial.plan: trial.seconds for trial in store.trials(key)}
     order = small_space(problem, options)
     known = [(plan, seconds) for plan in order if (seconds := trials.get(plan)) is not None]
-    first = choose_plan(problem, options.cpu, options.threads, "auto", options.im2col_cap)
+    first = choose_plan(problem, options.target, options.threads, "auto", options.im2col_cap)
     compared = raced or {plan: seconds for plan, seconds in trials.items() if seconds is not None}
     if first not in compared:
         return None

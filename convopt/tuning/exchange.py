@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from convopt.errors import InputError
-from convopt.selection.plans import from_json
-from convopt.tuning.identity import TaskKey, code_generator, describe, schedule_version
+from convopt.selection.conv_plan import from_json
+from convopt.tuning.identity import TaskKey, code_generators, describe, schedule_version
 from convopt.tuning.store import Store, put_record, put_task, put_trial
 
 FORMAT = 1
@@ -54,7 +54,7 @@ def listed(store: Store) -> list[Listed]:
 
 def _state(generator: str, plan: str, version: str) -> str:
     """Whether this convopt uses the plan."""
-    if generator != code_generator():
+    if generator not in code_generators():
         return "another code generator"
     try:
         family = from_json(json.loads(plan)).schedule.name

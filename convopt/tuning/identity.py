@@ -11,9 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from convopt.runtime.device import open_device
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.selection.plans import FAMILIES
-from convopt.targets import Target
+from convopt.selection.conv_plan import FAMILIES
+from convopt.targets import CpuTarget, GpuTarget
 from convopt.targets.cpu import chip_name
 
 
@@ -22,7 +23,7 @@ class TaskKey:
     """One convolution on one chip, as text: stores compare, print and export it.
 
     problem: canonical JSON of the ConvProblem: shapes, strides (the layout), dtypes, epilogue.
-    target: the code generator's target, the cache sizes and the chip's name. generator: `code_generator()`.
+    target: `target_text`. threads: 0 on a GPU. generator: `code_generator`.
     """
 
     operator: str
@@ -50,9 +51,11 @@ class TaskKey:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def task_key(problem: ConvProblem, target: Target, threads: int) -> TaskKey:
-    """The key of a convolution on this machine's chip."""
-    return TaskKey("conv", problem_text(problem), target_text(target), threads, code_generator())
+def task_key(problem: ConvProblem, target: CpuTarget | GpuTarget, threads: int) -> TaskKey:
+    """The key of a convolution on this machine's CPU, or on that GPU, which has no threads of a module's."""
+    if isinstance(target, GpuTarget):
+        return TaskKey("conv", problem_text(problem), target_text(target), 0, code_generator(target.kind))
+    return TaskKey("conv", problem_text(problem), target_text(target), threads, code_generator("cpu"))
 
 
 def problem_text(problem: ConvProblem) -> str:
@@ -60,21 +63,50 @@ def problem_text(problem: ConvProblem) -> str:
 
 
 @cache
-def target_text(target: Target) -> str:
+def target_text(target: CpuTarget | GpuTarget) -> str:
+    """The chip: this machine's CPU, or the GPU that the target stands for.
+
+    Raises:
+        ExecutionError: the target stands for any device of its kind ("opencl"), and there is none here.
+    """
+    if isinstance(target, GpuTarget):
+        return f"{target.name} {target.arch} {target.chip}" if target.arch else _device_text(target)
     caches = f"l1={target.l1} l2={target.l2} l3={target.l3}"
     return " ".join([target.name, *target.mattr, caches, chip_name()])
 
 
+def _device_text(target: GpuTarget) -> str:
+    return f"{target.name} {open_device(target.kind).name}"
+
+
+# The modules of convopt.codegen whose text decides what the measured code is, by the target's kind.
+_GENERATORS = {
+    "cpu": ("cpu",),
+    "cuda": ("device_lowering", "helpers", "cuda"),
+    "hip": ("device_lowering", "hip_prelude", "hip_printer", "hip"),
+    "opencl": ("device_lowering", "opencl"),
+    "rocm": ("device_lowering", "rocm"),
+}
+
+
 @cache
-def code_generator() -> str:
+def code_generator(kind: str) -> str:
     """Changes with TVM and with what we do to its output."""
-    source = Path(__file__).parents[1] / "codegen" / "cpu.py"
-    return f"tvm {version('apache-tvm')} {hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    digest = hashlib.sha256()
+    for name in _GENERATORS[kind]:
+        digest.update((Path(__file__).parents[1] / "codegen" / f"{name}.py").read_bytes())
+    return f"tvm {version('apache-tvm')} {digest.hexdigest()[:12]}"
+
+
+def code_generators() -> set[str]:
+    """Of every kind of target."""
+    return set(map(code_generator, _GENERATORS))
 
 
 @cache
 def schedule_version(family: str) -> str:
-    """Changes with the family's own module and with the primitives that all families build on.
+    """Changes with the family's own module and with the primitives that all families build on; those of GPUs
+    share more modules.
 
     A changed family leaves its old records unused; other families' records stay.
     """
@@ -87,6 +119,7 @@ def schedule_version(family: str) -> str:
         shared / "base.py",
         shared / "conv_problem.py",
         *sorted((shared / "primitives").glob("*.py")),
+        *(sorted(shared.glob("gpu_*.py")) if own.name.startswith("gpu_") else []),
     ]
     digest = hashlib.sha256()
     for source in sources:

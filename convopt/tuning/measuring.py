@@ -3,6 +3,8 @@
 It speaks lines of JSON on its pipes; whatever crashes in it costs its caller one candidate. One request, one
 answer, `{"error": text}` where there is no other:
 
+    {"targets": true}                                -> {"targets": [text of what runs here, ...]}
+    {"prepare": [path, ...], "limit": s}             -> {"failures": [why it can't be compiled or null, ...]}
     {"probe": path, "reference": path, "limit": s}   -> {"seconds": t, "difference": d}
     {"race": [path, ...], "seconds": s, "limit": s}  -> {"turns": [[seconds of each turn], ...]}
     {"reset": true}                                  -> {}
@@ -23,49 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from convopt.runtime.artifact import load
-from convopt.runtime.execution import ExecutionContext
-from convopt.runtime.loaded import LoadedProgram, numpy_dtype
+from convopt.tuning.loading import Instance, instance, prepare
+from convopt.tuning.where import measurable
 
 PROBE_SECONDS = 0.03
 SETTLE_SECONDS = 0.004  # of a turn, not counted: threads of the candidate before may still spin
 TURNS = 9
 
 
-class Loaded:
-    """One candidate in memory: its threads, its operands filled from a seed that is equal for all."""
-
-    def __init__(self, path: str) -> None:
-        module = load(path)
-        loaded = module.programs[0]
-        assert isinstance(loaded, LoadedProgram)
-        self._loaded = loaded
-        self._context = ExecutionContext(self._loaded, module.threads)
-        self._meta = self._loaded.program.meta["measure"]
-        rng = np.random.default_rng(0)
-        for place in self._meta["inputs"]:
-            view = self._view(place)
-            view[...] = rng.standard_normal(view.shape, np.float32)
-
-    def _view(self, place: dict[str, Any]) -> np.ndarray[Any, Any]:
-        dtype = numpy_dtype(place["dtype"])
-        strides = [stride * dtype.itemsize for stride in place["strides"]]
-        return np.ndarray(place["shape"], dtype, self._context.arena.data, place["offset"], strides)
-
-    def run(self) -> float:
-        """Seconds of one run, by the executor's own clock."""
-        seconds: list[float] = []
-        self._context.run([], seconds)
-        return sum(seconds)
-
-    def output(self) -> np.ndarray[Any, Any]:
-        return np.array(self._view(self._meta["output"]), np.float32)
-
-    def close(self) -> None:
-        self._context.close()
-
-
-def timed(candidate: Loaded, seconds: float) -> list[float]:
+def timed(candidate: Instance, seconds: float) -> list[float]:
     """Times of the runs that fit into `seconds`, at least one."""
     end = time.perf_counter() + seconds
     times = [candidate.run()]
@@ -74,7 +42,7 @@ def timed(candidate: Loaded, seconds: float) -> list[float]:
     return times
 
 
-def race(candidates: Sequence[Loaded], seconds: float) -> list[list[float]]:
+def race(candidates: Sequence[Instance], seconds: float) -> list[list[float]]:
     """The best time of each turn, candidates in turn (A B C A B C ...), about `seconds` for each in total."""
     turns: list[list[float]] = [[] for _ in candidates]
     for turn in range(TURNS):
@@ -93,12 +61,16 @@ class Session:
     """The candidates of one convolution, by path."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Loaded] = {}
+        self._loaded: dict[str, Instance] = {}
         self._outputs: dict[str, np.ndarray[Any, Any]] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request, `{"error": text}` where it can't be fulfilled."""
         try:
+            if "targets" in request:
+                return {"targets": measurable()}
+            if "prepare" in request:
+                return {"failures": prepare(request["prepare"])}
             if "probe" in request:
                 return self._probe(request["probe"], request["reference"])
             if "race" in request:
@@ -117,9 +89,9 @@ class Session:
             candidate.close()
         self._loaded, self._outputs = {}, {}
 
-    def _load(self, path: str) -> Loaded:
+    def _load(self, path: str) -> Instance:
         if path not in self._loaded:
-            self._loaded[path] = Loaded(path)
+            self._loaded[path] = instance(path)
         return self._loaded[path]
 
     def _output(self, path: str) -> np.ndarray[Any, Any]:

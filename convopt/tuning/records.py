@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from convopt.errors import InputError
+from convopt.errors import ExecutionError, InputError
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.selection.plans import ConvPlan, Records
-from convopt.targets import Target
+from convopt.selection.conv_plan import ConvPlan
+from convopt.selection.plans import Records
+from convopt.targets import CpuTarget, GpuTarget
 from convopt.tuning.identity import task_key
 from convopt.tuning.store import Store
 
@@ -27,12 +28,14 @@ class StoredRecords:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def find(self, problem: ConvProblem, target: Target, threads: int) -> ConvPlan | None:
+    def find(self, problem: ConvProblem, target: CpuTarget | GpuTarget, threads: int) -> ConvPlan | None:
         try:
             record = self._store.best(task_key(problem, target, threads))
         except InputError as error:
             logger.warning("%s", error)
             return None
+        except ExecutionError:
+            return None  # the target is any device of its kind, and here is none: no record is of it
         return None if record is None else record.plan
 
 
@@ -42,7 +45,7 @@ class Collector:
     def __init__(self) -> None:
         self.problems: Counter[ConvProblem] = Counter()
 
-    def find(self, problem: ConvProblem, target: Target, threads: int) -> ConvPlan | None:
+    def find(self, problem: ConvProblem, target: CpuTarget | GpuTarget, threads: int) -> ConvPlan | None:
         self.problems[problem] += 1
         return None
 

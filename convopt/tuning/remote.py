@@ -15,19 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from convopt.targets import host_cpu
-from convopt.tuning.identity import target_text
 from convopt.tuning.measuring import serve
-from convopt.tuning.rpc import FUNCTION, SESSION_SECONDS
+from convopt.tuning.rpc import FUNCTION, SESSION_SECONDS, START_SECONDS
 
 CONNECTIONS = 3  # devices tried one after the other: a tracker offers one that died for a while
 
 
 class Client:
-    """The session with one device."""
+    """The session with one device. target: the text of what is tuned for (`identity.target_text`)."""
 
-    def __init__(self, host: str, port: int, key: str) -> None:
-        self._host, self._port, self._key = host, port, key
+    def __init__(self, host: str, port: int, key: str, target: str) -> None:
+        self._host, self._port, self._key, self._target = host, port, key, target
         self._session: Any = None
         self._measure: Callable[[str], str]
         self._uploaded: set[str] = set()
@@ -48,8 +46,9 @@ class Client:
         for name in ("probe", "reference"):
             if name in request:
                 sent[name] = self._upload(request[name])
-        if "race" in request:
-            sent["race"] = [self._upload(path) for path in request["race"]]
+        for names in ("prepare", "race"):
+            if names in request:
+                sent[names] = [self._upload(path) for path in request[names]]
         answer: dict[str, Any] = json.loads(self._measure(json.dumps(sent)))
         return answer
 
@@ -74,15 +73,18 @@ class Client:
             try:
                 self._session = tracker.request(self._key, session_timeout=SESSION_SECONDS, max_retry=1)
                 self._measure = self._session.get_function(FUNCTION)
-                there = json.loads(self._measure('{"target": true}'))["target"]
+                there = json.loads(self._measure(json.dumps({"targets": True, "timeout": START_SECONDS})))
             except Exception as error:
                 last = _last_line(error)
                 if "timed out" in last:
                     return {"error": f"no device of key {self._key!r} is free at {where} for {seconds:.0f} s"}
                 continue  # the tracker has not noticed yet that this one is gone
-            if there != (here := target_text(host_cpu())):
+            if "error" in there:
+                return {"error": f"a device of {where} can't say what it measures: {there['error']}"}
+            if self._target not in there["targets"]:
+                measured = ", ".join(map(repr, there["targets"]))
                 return {
-                    "error": f"the device is {there!r}, this machine {here!r}: kernels are made for this one",
+                    "error": f"the device measures {measured}; kernels are made for {self._target!r}",
                     "foreign": True,
                 }
             return {}
@@ -95,4 +97,4 @@ def _last_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    serve(Client(sys.argv[1], int(sys.argv[2]), sys.argv[3]).answer)
+    serve(Client(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]).answer)

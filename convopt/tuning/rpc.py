@@ -15,8 +15,8 @@ import time
 from importlib.util import find_spec
 from typing import Any
 
-from convopt.errors import InputError
-from convopt.targets import host_cpu
+from convopt.errors import ExecutionError, InputError
+from convopt.targets import CpuTarget, GpuTarget
 from convopt.tuning.identity import target_text
 from convopt.tuning.runner import LocalRunner, NoDevice, ProcessRunner
 
@@ -75,13 +75,12 @@ def register() -> None:
     def measure(text: str) -> str:
         place = tvm.get_global_func("tvm.rpc.server.workpath")
         request = json.loads(text)
-        if "target" in request:
-            return json.dumps({"target": target_text(host_cpu())})
         for name in ("probe", "reference"):
             if name in request:
                 request[name] = str(place(request[name]))
-        if "race" in request:
-            request["race"] = [str(place(name)) for name in request["race"]]
+        for names in ("prepare", "race"):
+            if names in request:
+                request[names] = [str(place(name)) for name in request[names]]
         return json.dumps(runner.ask(request, request.pop("timeout")))
 
     tvm.register_global_func(FUNCTION, measure, override=True)
@@ -112,8 +111,14 @@ class RemoteRunner(ProcessRunner):
     the next request goes to another one.
     """
 
-    def __init__(self, tracker: tuple[str, int], key: str) -> None:
-        super().__init__("convopt.tuning.remote", tracker[0], str(tracker[1]), key)
+    def __init__(self, tracker: tuple[str, int], key: str, target: CpuTarget | GpuTarget) -> None:
+        try:
+            text = target_text(target)
+        except ExecutionError as error:
+            raise InputError(
+                f"{target.name} is any device of its kind, and only where it is known: {error}"
+            ) from error
+        super().__init__("convopt.tuning.remote", tracker[0], str(tracker[1]), key, text)
         self._since: float | None = None  # of time.monotonic(): when the session began
 
     def reset(self) -> None:

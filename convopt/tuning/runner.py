@@ -42,6 +42,12 @@ class Runner(Protocol):
         """What comes next is another convolution's."""
         ...
 
+    def prepare(self, paths: Sequence[Path], timeout: float) -> dict[Path, str] | str:
+        """Compiles, where that is left to the machine that measures. Why some can't be; a text: the time was
+        not enough, or the compiler took its process along.
+        """
+        ...
+
     def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe: ...
 
     def race(self, paths: Sequence[Path], seconds: float, timeout: float) -> list[list[float]] | str:
@@ -61,6 +67,13 @@ class ProcessRunner:
     def reset(self) -> None:
         if self._process is not None:
             self.ask({"reset": True}, 10.0)
+
+    def prepare(self, paths: Sequence[Path], timeout: float) -> dict[Path, str] | str:
+        answer = self.ask({"prepare": [str(path) for path in paths]}, timeout)
+        if "error" in answer:
+            return str(answer["error"])
+        told = zip(paths, answer["failures"], strict=True)
+        return {path: failure for path, failure in told if failure is not None}
 
     def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe:
         return judged(self.ask({"probe": str(path), "reference": str(reference)}, timeout), tolerance)

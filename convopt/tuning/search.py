@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.selection.plans import ConvPlan, plan_seconds, ranked, why_not
-from convopt.targets import Target
+from convopt.selection.conv_plan import ConvPlan
+from convopt.selection.model import SWIZZLES
+from convopt.selection.plans import plan_seconds, ranked, why_not
+from convopt.targets import CpuTarget, GpuTarget
 
 # The fields that may take values between those of a family's own space.
 FREE_FIELDS = {
@@ -17,13 +20,24 @@ FREE_FIELDS = {
     "grouped": ("columns", "channel_chunk", "row_chunk"),
     "shifted": ("pixels", "row_chunk"),
     "winograd": ("pixels", "tile_rows", "tile_columns"),
+    "implicit_gemm": ("stages", "split_k"),
+}
+# The fields that may take other values than those of a family's own space, which are no numbers.
+OTHER_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "implicit_gemm": {
+        "swizzle": SWIZZLES,
+        "epilogue": ("shared", "direct"),
+        "async_copy": (False, True),
+        "pad": ((0, 0, 0),),
+        "down": ((1, 1),),
+    },
 }
 MODEL_BEST = 16  # of the model's order; beyond, the neighbours of what was measured come first
 
 
 def next_plans(
     problem: ConvProblem,
-    target: Target,
+    target: CpuTarget | GpuTarget,
     threads: int,
     cap: int,
     tried: Sequence[ConvPlan],
@@ -46,7 +60,7 @@ def next_plans(
 
 def _in_order(
     problem: ConvProblem,
-    target: Target,
+    target: CpuTarget | GpuTarget,
     threads: int,
     cap: int,
     tried: Sequence[ConvPlan],
@@ -60,15 +74,23 @@ def _in_order(
     yield from order[MODEL_BEST:]
 
 
+def _changes(schedule: Any) -> Iterator[tuple[str, Any]]:
+    """Fields of the schedule with values that lie near."""
+    for name in FREE_FIELDS.get(schedule.name, ()):
+        value = getattr(schedule, name)
+        near = {value - 1, value + 1, value // 2, value * 2, value * 3 // 2} - {value}
+        yield from ((name, other) for other in sorted(near) if other > 0)
+    for name, values in OTHER_VALUES.get(schedule.name, {}).items():
+        yield from ((name, other) for other in values if other != getattr(schedule, name))
+
+
 def neighbours(
-    plan: ConvPlan, problem: ConvProblem, target: Target, threads: int, cap: int
+    plan: ConvPlan, problem: ConvProblem, target: CpuTarget | GpuTarget, threads: int, cap: int
 ) -> list[ConvPlan]:
     """The plans that differ in one field by a little, the cheapest by estimate first."""
     found = []
-    for name in FREE_FIELDS.get(plan.schedule.name, ()):
-        value = getattr(plan.schedule, name)
-        for other in sorted({value - 1, value + 1, value // 2, value * 2, value * 3 // 2} - {value}):
-            near = replace(plan, schedule=replace(plan.schedule, **{name: other})) if other > 0 else None
-            if near is not None and why_not(near, problem, target, cap) is None:
-                found.append(near)
+    for name, other in _changes(plan.schedule):
+        near = replace(plan, schedule=replace(plan.schedule, **{name: other}))
+        if why_not(near, problem, target, cap) is None:
+            found.append(near)
     return sorted(found, key=lambda near: plan_seconds(near, problem, target, threads, cap))

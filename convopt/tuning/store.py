@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from convopt.errors import InputError
-from convopt.selection.plans import ConvPlan, from_json, to_json
+from convopt.selection.conv_plan import ConvPlan, from_json, to_json
 from convopt.tuning.identity import TaskKey, schedule_version
 
 logger = logging.getLogger("convopt")

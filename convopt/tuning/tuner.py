@@ -19,7 +19,9 @@ from statistics import median
 from convopt.codegen.cache import KernelCache
 from convopt.lowering.base import LoweringOptions
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.selection.plans import ConvPlan, choose_plan, plan_seconds
+from convopt.selection.conv_plan import ConvPlan
+from convopt.selection.plans import choose_plan, plan_seconds
+from convopt.targets import GpuTarget
 from convopt.tuning.candidate import Candidate, compile_candidates
 from convopt.tuning.identity import TaskKey, task_key
 from convopt.tuning.measuring import TURNS
@@ -155,9 +157,9 @@ class Tuner:
     def state(self, task: Task) -> State:
         """A convolution with what the store knows of it."""
         o = self.options
-        baseline = choose_plan(task.problem, o.cpu, o.threads, "auto", o.im2col_cap)
-        seconds = plan_seconds(baseline, task.problem, o.cpu, o.threads, o.im2col_cap)
-        key = task_key(task.problem, o.cpu, o.threads)
+        baseline = choose_plan(task.problem, o.target, o.threads, "auto", o.im2col_cap)
+        seconds = plan_seconds(baseline, task.problem, o.target, o.threads, o.im2col_cap)
+        key = task_key(task.problem, o.target, o.threads)
         known = {t.plan: t.seconds for t in self.store.trials(key) if t.seconds is not None}
         state = State(task, key, baseline, task.count * known.get(baseline, seconds), known.get(baseline))
         state.weight *= DECAY ** (len(known) // BATCH)
@@ -171,7 +173,7 @@ class Tuner:
         o, problem = self.options, state.task.problem
         trials = self.store.trials(state.key)
         plans = next_plans(
-            problem, o.cpu, o.threads, o.im2col_cap,
+            problem, o.target, o.threads, o.im2col_cap,
             [t.plan for t in trials if t.plan != state.baseline], self.store.kin(state.key), BATCH + 1,
         )  # fmt: skip
         plans = [plan for plan in plans if plan != state.baseline][:BATCH]
@@ -193,10 +195,26 @@ class Tuner:
                 state.exhausted = True  # nothing to compare with
                 return False
             self.runner.reset()
+            if isinstance(o.target, GpuTarget):  # a CPU's candidates are machine code already
+                files = self._prepared(state, files)
             return self._measure(state, files, plans) and self._race(state, files)
+
+    def _prepared(self, state: State, files: dict[ConvPlan, Candidate]) -> dict[ConvPlan, Candidate]:
+        """Those that the machine which measures can compile, where source is what it gets."""
+        timeout = max(1.0, self._left() + GRACE / 2)
+        failures = self.runner.prepare([candidate.path for candidate in files.values()], timeout)
+        if isinstance(failures, str):
+            state.exhausted = self._left() > CANDIDATE_TIMEOUT  # it was not the time: they would fail again
+            return {}
+        for plan, candidate in files.items():
+            if candidate.path in failures:
+                self._fail(state, plan, failures[candidate.path])
+        return {plan: one for plan, one in files.items() if one.path not in failures}
 
     def _measure(self, state: State, files: dict[ConvPlan, Candidate], plans: Sequence[ConvPlan]) -> bool:
         """Times the untuned plan and each new one alone; False where the untuned one has no time."""
+        if state.baseline not in files:
+            return False
         reference = files[state.baseline].path
         tolerance = TOLERANCES[state.task.problem.y.dtype]
         for plan in (state.baseline, *(plan for plan in plans if plan in files)):

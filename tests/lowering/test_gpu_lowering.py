@@ -18,7 +18,9 @@ from convopt.schedules.gpu_gemm_problem import GemmProblem, gemm_problem
 from convopt.schedules.gpu_im2col import GpuIm2col
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.gpu_transpose import GpuTranspose
-from convopt.selection.choose_gpu import choose_transposition, gpu_chunks, gpu_split, unfolded_seconds
+from convopt.selection.choose_gpu import choose_transposition, gpu_split
+from convopt.selection.plans_gpu import unfolded_seconds
+from convopt.selection.unfold import chunks
 from convopt.targets import find_target
 from tests.schedules.gpu_conv_cases import Case
 
@@ -220,7 +222,7 @@ def test_unfolding_and_copying_are_choices_by_cost() -> None:
     """The estimate counts the matrix; a right operand is turned where the product is large."""
     target = find_target("cuda:sm_90")
     wide = Case(64, 64, (1, 56, 56), (1, 3, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1), (0, 1, 1), x_dtype="float16")
-    chunk = gpu_chunks(wide.problem, 1 << 20)[1]
+    chunk = chunks(wide.problem, wide.problem.y.shape[1], 1 << 20)[1]
     unfold, _ = gpu_split(wide.problem, chunk)
     assert chunk.row > 0 and unfold.pads == (0, 1 - chunk.row, 1)
     assert unfolded_seconds(wide.problem, target, 1 << 30) > 0

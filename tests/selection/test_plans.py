@@ -10,7 +10,8 @@ from convopt.bench.cases import conv_problem, parse_case
 from convopt.bench.suites import suite
 from convopt.selection import plans
 from convopt.selection.choose import choose_conv
-from convopt.selection.plans import ConvPlan, choose_plan, decide, ranked
+from convopt.selection.conv_plan import ConvPlan, from_json, to_json
+from convopt.selection.plans import choose_plan, decide, ranked
 from convopt.targets.cpu import HASWELL, SKYLAKE_AVX512
 
 PROBLEM = conv_problem(parse_case("n=2,c=64,h=14,w=14,k=64,r=3,s=3,stride=2,pad=1"))
@@ -63,7 +64,7 @@ def test_every_algorithm_is_among_the_plans() -> None:
 
 def test_json_and_back() -> None:
     for plan, _ in ranked(PROBLEM, HASWELL, 1)[::37]:
-        assert plans.from_json(plans.to_json(plan)) == plan
+        assert from_json(to_json(plan)) == plan
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,11 @@ def test_json_and_back() -> None:
     [{"family": "unknown"}, {"config": {}}, {"config": None}, {"expand_col": -1}, {"expand_col": "1"}],
 )
 def test_what_is_no_plan(damage: dict[str, object]) -> None:
-    good = plans.to_json(choose_plan(PROBLEM, HASWELL, 1))
+    good = to_json(choose_plan(PROBLEM, HASWELL, 1))
     with pytest.raises(ValueError):
-        plans.from_json(good | damage)
+        from_json(good | damage)
     with pytest.raises(ValueError):
-        plans.from_json(None)
+        from_json(None)
 
 
 def test_selection_is_quick() -> None:

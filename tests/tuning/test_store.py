@@ -12,7 +12,7 @@ import pytest
 
 from convopt.errors import InputError
 from convopt.schedules.conv_direct import DirectConv
-from convopt.selection.plans import ConvPlan
+from convopt.selection.conv_plan import ConvPlan
 from convopt.targets.cpu import HASWELL
 from convopt.tuning import exchange, identity, records
 from convopt.tuning.identity import task_key
