@@ -163,8 +163,8 @@ def optimize(
         threads=threads,
         precision=precision,
         target=target,
-        inputs=[_info(v, given, layout) for v, layout in zip(model.graph.inputs, layouts[0], strict=True)],
-        outputs=[_info(v, {}, layout) for v, layout in zip(model.graph.outputs, layouts[1], strict=True)],
+        inputs=[info_of(v, given, layout) for v, layout in zip(model.graph.inputs, layouts[0], strict=True)],
+        outputs=[info_of(v, {}, layout) for v, layout in zip(model.graph.outputs, layouts[1], strict=True)],
         compile_shapes=compiler.compile,
         max_programs=max_programs,
     )
@@ -183,7 +183,8 @@ def _bound_shapes(model: ir.Model, given: Mapping[str, tuple[int, ...]]) -> dict
     return bound
 
 
-def _info(value: ir.Value, given: Mapping[str, tuple[int, ...]], layout: str) -> TensorInfo:
+def info_of(value: ir.Value, given: Mapping[str, tuple[int, ...]], layout: str) -> TensorInfo:
+    """An input or output as the module declares it; given: the extents that the caller fixed, by name."""
     assert value.dtype is not None
     dtype = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
     shape = given.get(value.name or "")

@@ -65,10 +65,8 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         module = convopt.load(arguments.model, threads=arguments.threads)
     else:
         options = compile_options(arguments)
-        options["shapes"] = {
-            **{name: array.shape for name, array in files.items()},
-            **(options["shapes"] or {}),
-        }
+        if files:
+            options["shapes"] = _shapes(arguments.model, files, options["shapes"] or {})
         module = convopt.optimize(arguments.model, **options, progress=progress)
     inputs = _complete(module, given, files)
     times = []
@@ -102,6 +100,25 @@ def parse_inputs(texts: list[str]) -> dict[str, str]:
             raise InputError(f"--input {text}: {name!r} is given twice")
         given[name] = path
     return given
+
+
+def _shapes(
+    path: str, files: dict[str, Array], given: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """What to compile for: the extents of --shape, and the arrays' for inputs that have none there.
+
+    Raises:
+        InputError: an array of another type or shape than the model or --shape says.
+    """
+    from convopt.compiler import info_of
+    from convopt.frontends.onnx_file import load
+    from convopt.ir.layout import ROW_MAJOR
+    from convopt.runtime.signature import as_array, check_shapes
+
+    inputs = [value for value in load(path).graph.inputs if value.name in files]
+    infos = [info_of(value, given, ROW_MAJOR) for value in inputs]
+    check_shapes(infos, [as_array(info, files[info.name]).shape for info in infos])
+    return {name: array.shape for name, array in files.items()} | given
 
 
 def read_array(name: str, path: str) -> Array:

@@ -208,6 +208,23 @@ def test_bench_has_a_ratio(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert case["native"]["convopt"]["max_error"] < 1e-5
 
 
+def test_an_array_of_another_shape_than_the_models_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the model leaves open comes from the array; --shape alone overrides what it declares."""
+    source = conv_relu(tmp_path / "in.onnx", ("N", 3, 8, 8))
+    np.save(tmp_path / "x.npy", np.zeros((2, 3, 8, 8), np.float32))
+    arguments = ["run", str(source), "--input", f"x={tmp_path / 'x.npy'}"]
+    assert main([*arguments, "--quiet"]) == 0
+    for shape in ((2, 3, 9, 8), (2, 3, 8), ()):
+        np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "input 'x': expected" in said and "(N, 3, 8, 8)" in said and f"{shape}" in said
+    np.save(tmp_path / "x.npy", np.zeros((2, 3, 9, 8), np.float32))
+    assert main([*arguments, "--shape", "x:2,3,9,8", "--quiet"]) == 0
+
+
 @pytest.mark.parametrize(
     "arguments", [["analyze"], ["explain"], ["run"], ["bench", "--seconds", "0.02"]], ids=lambda a: a[0]
 )
