@@ -7,8 +7,6 @@ measured. Of a machine that is not in it nothing is assumed.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 from convopt.bench.overhead import measure_overhead
 from convopt.bench.peak import measure_bandwidth, measure_peak
 from convopt.errors import CompileError, InputError
+from convopt.runtime.folders import naming, written_whole
 from convopt.targets import host_cpu
 from convopt.targets.cpu import chip_name
 
@@ -65,13 +64,12 @@ def load(folder: Path) -> dict[int, Calibration]:
 def save(folder: Path, threads: int, calibration: Calibration, chip: str | None = None) -> Path:
     """Adds to the file, which appears whole or not at all. chip: a GPU's name; this machine's by default."""
     path = folder / FILE
-    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     known = _read(path)
     known.setdefault(chip or chip_name(), {})[str(threads)] = asdict(calibration)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE}-")
-    with os.fdopen(handle, "w") as file:
-        json.dump(known, file, indent=1)
-    Path(temporary).replace(path)
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(known, indent=1))
     return path
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convopt.errors import InputError
+from convopt.runtime.folders import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,13 +52,9 @@ def _save(figure: Figure, path: Path) -> None:
     """The same document gives the same file."""
     import matplotlib
 
-    temporary = path.with_suffix(".tmp")
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "convopt", "svg.fonttype": "none"}):
-            figure.savefig(temporary, format="svg", metadata={"Date": None}, bbox_inches="tight")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    svg: Any = {"svg.hashsalt": "convopt", "svg.fonttype": "none"}
+    with written_whole(path) as temporary, matplotlib.rc_context(svg):
+        figure.savefig(temporary, format="svg", metadata={"Date": None}, bbox_inches="tight")
 
 
 def ratio_figure(run: dict[str, Any], peers: Sequence[str]) -> Figure:

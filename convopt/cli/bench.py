@@ -24,9 +24,9 @@ from convopt.cli.command import (
     parse_shapes,
     positive,
     positive_number,
-    written_whole,
 )
 from convopt.errors import InputError
+from convopt.runtime.folders import written_whole
 
 if TYPE_CHECKING:
     from convopt.bench.bench_device import BenchDevice

@@ -59,7 +59,6 @@ def _write_host(arguments: argparse.Namespace, module: Any) -> Document:
     if len(module.programs) != 1:
         raise InputError(f"{arguments.artifact}: it has Programs for {len(module.programs)} shapes, not one")
     folder = Path(arguments.output)
-    folder.mkdir(parents=True, exist_ok=True)
     names = write_host(module.programs[0], folder)
     sources = hip_sources(module)
     return {

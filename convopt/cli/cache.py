@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convopt.cli.command import Command, Document, ReportProgress, output_path, written_whole
+from convopt.cli.command import Command, Document, ReportProgress, output_path
 from convopt.errors import InputError
+from convopt.runtime.folders import written_whole
 
 if TYPE_CHECKING:
     from convopt.tuning.store import Store

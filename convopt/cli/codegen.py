@@ -14,9 +14,9 @@ from convopt.cli.command import (
     add_compile_arguments,
     compile_options,
     require_program,
-    written_whole,
 )
 from convopt.errors import InputError
+from convopt.runtime.folders import write_files
 
 if TYPE_CHECKING:
     from convopt.lowering.program import DeviceCall
@@ -57,15 +57,19 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     )
     require_program(module, arguments.model)
     folder = Path(arguments.output)
-    folder.mkdir(parents=True, exist_ok=True)
     host = _write_host(module, folder) if arguments.host else []
     kernels: list[dict[str, Any]] = []
     written: dict[str, list[str]] = {}
+    contents: dict[str, bytes] = {}
     for call in calls:
         kernels += _rows(call, target)
         symbol = call.code.kernels[0].symbol
         if symbol not in written:
-            written[symbol] = host[:1] or _write(call, target, folder, len(written))
+            files = {} if host else _files(call, target, len(written))
+            written[symbol] = host[:1] or list(files)
+            contents |= files
+    if not host:
+        write_files(folder, contents)
     for row in kernels:
         # Launches of one call share the files that its first is named in.
         row["files"] = written.get(row["symbol"], [])
@@ -104,20 +108,14 @@ def _rows(call: DeviceCall, target: GpuTarget) -> list[dict[str, Any]]:
     return [{**asdict(row), "configuration": repr(call.call.schedule)} for row in rows]
 
 
-def _write(call: DeviceCall, target: GpuTarget, folder: Path, number: int) -> list[str]:
-    """The names of the files, which begin with the kernel's place in the model."""
+def _files(call: DeviceCall, target: GpuTarget, number: int) -> dict[str, bytes]:
+    """The files by name, which begins with the kernel's place in the model."""
     label = re.sub(r"[^A-Za-z0-9]+", "_", call.call.label)[:48].strip("_")
     source, binary = _ENDINGS[target.kind]
     contents = {source: call.code.source.encode()}
     if binary is not None:
         contents[binary] = call.code.binary
-    names = []
-    for ending, data in contents.items():
-        path = folder / f"{number:03}_{label}.{ending}"
-        with written_whole(path) as temporary:
-            temporary.write_bytes(data)
-        names.append(path.name)
-    return names
+    return {f"{number:03}_{label}.{ending}": data for ending, data in contents.items()}
 
 
 def _show(document: Document) -> None:

@@ -7,10 +7,7 @@ even numpy are imported inside the functions that need them.
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,24 +216,3 @@ def output_path(text: str, suffixes: tuple[str, ...]) -> Path:
     if path.exists() and not path.is_file():  # a rename would put a file in the place of a device
         raise InputError(f"-o {text}: is no regular file")
     return path
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`: takes its place when the block succeeds, vanishes when it fails."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The process's umask; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -16,9 +16,9 @@ from convopt.cli.command import (
     compile_options,
     output_path,
     refuse_compile_options,
-    written_whole,
 )
 from convopt.errors import InputError
+from convopt.runtime.folders import written_whole
 
 if TYPE_CHECKING:
     import numpy as np

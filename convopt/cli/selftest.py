@@ -14,8 +14,8 @@ from convopt.cli.command import (
     ReportProgress,
     duration,
     output_path,
-    written_whole,
 )
+from convopt.runtime.folders import written_whole
 
 if TYPE_CHECKING:
     from convopt.bench.bench_device import BenchDevice

@@ -2,7 +2,7 @@
 
 An entry is the SHA-256 of the object file followed by the object file, written under a temporary name and
 renamed: readers in other processes see a whole entry or none. A damaged entry is removed and made again; a
-full or read-only disk costs the cache, not the compilation.
+full or read-only disk costs the cache, not the compilation, and a warning says so.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from convopt.runtime.folders import cache_folder
+from convopt.runtime.folders import cache_folder, keep
 from convopt.targets import CpuTarget, GpuTarget
 from convopt.targets.matrix_units import MATRIX_UNITS
 
@@ -78,19 +77,7 @@ class KernelCache:
         return None
 
     def put(self, key: str, code: bytes) -> None:
-        path = self._path(key)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        except OSError:
-            return
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            Path(temporary).replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+        keep(self._path(key), hashlib.sha256(code).digest() + code, self.root)
 
     def prune(self, limit: int = _LIMIT_BYTES) -> None:
         """Removes the least recently used entries until the cache fits `limit` bytes."""

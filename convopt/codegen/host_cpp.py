@@ -13,6 +13,7 @@ from convopt.codegen.hip import program_source
 from convopt.errors import InputError
 from convopt.runtime import hipcc
 from convopt.runtime.device_program import DeviceProgram
+from convopt.runtime.folders import write_files
 from convopt.runtime.loaded import nbytes
 from convopt.runtime.program import IslandStep, KernelStep, TensorSpec
 
@@ -20,7 +21,9 @@ _SPACES = ("arena", "weights", "input", "output")
 
 
 def write_host(loaded: DeviceProgram, folder: Path) -> list[str]:
-    """Writes the three files; their names. InputError: other kernels than HIP's, or nodes that fall back."""
+    """Writes the three files; their names. InputError: other kernels than HIP's, nodes that fall
+    back, a file that can't be written.
+    """
     if loaded.kind != "hip":
         raise InputError(f"--host cpp: it is for kernels in HIP source, these are of kind {loaded.kind}")
     program = loaded.program
@@ -36,10 +39,7 @@ def write_host(loaded: DeviceProgram, folder: Path) -> list[str]:
         "weights.bin": bytes(loaded.weights),
         "model.cpp": _model(loaded, hipcc.arch_of(source)).encode(),
     }
-    for name, data in contents.items():
-        temporary = folder / f".{name}.tmp"
-        temporary.write_bytes(data)
-        temporary.replace(folder / name)
+    write_files(folder, contents)
     return list(contents)
 
 

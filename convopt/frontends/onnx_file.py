@@ -75,19 +75,27 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
 
     Everything is written under a temporary name in the same folder and renamed at the end, so that an
     interrupted call leaves what was there before.
+
+    Raises:
+        ModelError: the file can't be written, as where the disk is full.
     """
+    path = Path(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+            _write(model, Path(scratch) / path.name, path)
+    except OSError as error:  # a full disk's names no file
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _write(model: ir.Model, written: Path, path: Path) -> None:
     import onnx
 
-    path = Path(path)
-    nbytes = sum(t.nbytes for t in _tensors(model))
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-        written = Path(scratch) / path.name
-        if nbytes > INLINE_LIMIT:
-            ir.save(model, written, external_data=f"{path.name}.data")
-            (Path(scratch) / f"{path.name}.data").replace(path.with_name(f"{path.name}.data"))
-        else:
-            onnx.save(_inlined(model), written)
-        written.replace(path)
+    if sum(t.nbytes for t in _tensors(model)) > INLINE_LIMIT:
+        ir.save(model, written, external_data=f"{path.name}.data")
+        written.with_name(f"{path.name}.data").replace(path.with_name(f"{path.name}.data"))
+    else:
+        onnx.save(_inlined(model), written)
+    written.replace(path)
 
 
 def _inlined(model: ir.Model) -> onnx.ModelProto:

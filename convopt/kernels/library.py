@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -25,6 +23,7 @@ from convopt.codegen.link import link
 from convopt.codegen.workers import KernelSource, compile_kernels
 from convopt.errors import ArtifactError, CompileError, InputError
 from convopt.runtime.execution import ExecutionContext
+from convopt.runtime.folders import written_whole
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.machine import this_machine
 from convopt.runtime.program import Address, KernelStep, Program, TensorSpec
@@ -65,7 +64,8 @@ def build(path: Path, cache: KernelCache, progress: Callable[[int, int], None] |
     """Compiles the kept instances for this machine's CPU into a library; returns how many there are.
 
     Raises:
-        CompileError: an instance can't be compiled, or there is no C compiler.
+        CompileError: an instance can't be compiled, or there is no C compiler. InputError: `path` can't be
+        written.
     """
     target = host_cpu()
     configs = [instance.config for instance in kept(target)[1].kept]
@@ -86,14 +86,9 @@ def build(path: Path, cache: KernelCache, progress: Callable[[int, int], None] |
             for config, source in zip(configs, sources, strict=True)
         ],
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
-            archive.writestr(CODE, image)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with written_whole(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
+        archive.writestr(CODE, image)
     return len(configs)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convopt.errors import CompileError, CompilerMissing
-from convopt.runtime.folders import cache_folder
+from convopt.runtime.folders import cache_folder, keep
 
 # Shared memory holds halves first and the epilogue's floats later: the same bytes under two types.
 FLAGS = ("--genco", "-O3", "-std=c++17", "-fno-strict-aliasing")
@@ -109,12 +109,7 @@ def compile_source(source: str, compiler: Hipcc) -> tuple[bytes, bool]:
     with contextlib.suppress(OSError):
         return path.read_bytes(), False
     binary = _compile(source, compiler)
-    with contextlib.suppress(OSError):  # a full disk costs the cache, not the program
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(binary)
-        Path(temporary).replace(path)
+    keep(path, binary, cache_folder())
     return binary, True
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from convopt.bench.bench_device import BenchDevice
 from convopt.errors import InputError
+from convopt.runtime.folders import written_whole
 from convopt.schedules.gpu_probes import UnitRegisters
 from convopt.targets import GpuTarget
 from convopt.targets.matrix_units import (
@@ -134,7 +135,10 @@ def _candidates(unit: MatrixUnit) -> list[Layout]:
 
 def save(report: LaneReport, path: Path) -> None:
     if report.found is not None:
-        path.write_text(json.dumps({"unit": report.unit, "c": asdict(report.found)}, indent=2) + "\n")
+        with written_whole(path) as temporary:
+            temporary.write_text(
+                json.dumps({"unit": report.unit, "c": asdict(report.found)}, indent=2) + "\n"
+            )
 
 
 def use(path: str, target: GpuTarget) -> str:

@@ -179,6 +179,12 @@ def expm1(b: Builder, self: Tensor) -> Any:
     raise Untranslatable("exp(x) - 1 would lose its small results")
 
 
+def sign(b: Builder, self: Tensor) -> Any:
+    """0 of NaN and of -0.0, where ONNX's Sign gives the operand."""
+    below = b.op("Where", b.op("Less", self, 0.0), -1.0, 0.0)
+    return b.op("Where", b.op("Greater", self, 0.0), 1.0, below)
+
+
 def logical_not(b: Builder, self: Tensor) -> Any:
     return b.op("Not", _truth(b, self))
 
@@ -212,7 +218,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.round.default: _unary("Round"),
     aten.selu.default: _unary("Selu"),
     aten.sigmoid.default: _unary("Sigmoid"),
-    aten.sign.default: _unary("Sign"),
+    aten.sign.default: sign,
     aten.sqrt.default: _unary("Sqrt"),
     aten.tanh.default: _unary("Tanh"),
     aten.silu.default: lambda b, self: b.op("Mul", self, b.op("Sigmoid", self)),
