@@ -167,6 +167,18 @@ def _thresholded_relu(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> i
     return b.add("where", above, args[0], b.const(0.0))
 
 
+def _equal(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
+    """What equals itself is a number: TVM would simplify x == x to true, of NaN as well, but not x <= x."""
+    x, y = args
+    return b.add("less_equal" if x == y else "equal", x, y)
+
+
+def _sub(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
+    """x - x is 0 of numbers only: TVM would simplify it to 0, of NaN and infinity as well, but not |x| * 0."""
+    x, y = args
+    return b.add("mul", b.add("abs", x), b.const(0.0)) if x == y else b.add("sub", x, y)
+
+
 def _xor(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
     return b.add("not", b.add("equal", *args))
 
@@ -189,7 +201,7 @@ ELEMENTWISE: dict[str, Translate] = {
     "Clip": _clip,
     "Div": _plain("div"),
     "Elu": _with("elu", alpha=1.0),
-    "Equal": _plain("equal"),
+    "Equal": _equal,
     "Erf": _plain("erf"),
     "Exp": _plain("exp"),
     "Floor": _plain("floor"),
@@ -221,7 +233,7 @@ ELEMENTWISE: dict[str, Translate] = {
     "Softplus": _plain("softplus"),
     "Softsign": _softsign,
     "Sqrt": _plain("sqrt"),
-    "Sub": _plain("sub"),
+    "Sub": _sub,
     "Sum": _fold("add"),
     "Swish": _swish,
     "Tanh": _plain("tanh"),

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
 
+import convopt
 from convopt.lowering.base import Constant, LoweringContext, LoweringOptions, Refused, Temporary
 from convopt.lowering.expressions import ELEMENTWISE, expression_of, why_not_elementwise
 from convopt.lowering.pointwise import lower
@@ -171,3 +173,15 @@ def test_refusals_are_in_words() -> None:
     graph = ir.from_proto(model).graph
     with pytest.raises(Refused, match="neither an operand nor a number"):
         expression_of(list(graph), list(graph.inputs), list(graph.outputs))
+
+
+def test_a_value_beside_itself() -> None:
+    """NaN does not equal itself, and infinity less itself is NaN: neither may be simplified away."""
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[7] x) => (bool[7] same, float[7] less) { same = Equal (x, x)  less = Sub (x, x) }"""
+    module = convopt.optimize(onnx.parser.parse_model(text), verify=False)
+    assert {place.where for place in module.placement} == {"compiled"}
+    x = np.array([1, np.nan, np.inf, -np.inf, 0, -3e38, 1e-40], np.float32)
+    same, less = module(x)
+    np.testing.assert_array_equal(same, [True, False, True, True, True, True, True])
+    np.testing.assert_array_equal(less, [0, np.nan, np.nan, np.nan, 0, 0, 0])
