@@ -174,7 +174,7 @@ def _equal(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
 
 
 def _sub(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
-    """x - x is 0 of numbers only: TVM would simplify it to 0, of NaN and infinity as well, but not |x| * 0."""
+    """x - x is 0 of finite numbers only: TVM would simplify it to 0, of NaN as well, but not |x| * 0."""
     x, y = args
     return b.add("mul", b.add("abs", x), b.const(0.0)) if x == y else b.add("sub", x, y)
 

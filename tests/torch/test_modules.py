@@ -141,12 +141,14 @@ def test_another_view_of_the_memory_stays_in_torch() -> None:
 
 
 def test_reductions_over_dims() -> None:
-    """The dims by position as ATen passes them; a scalar has dim 0 in torch."""
+    """The dims by position as ATen passes them; a scalar has dim 0 in torch, which squares in float64."""
 
     class Reduced(nn.Module):
-        def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> list[torch.Tensor]:
+        def forward(self, x: torch.Tensor, scalar: torch.Tensor, wide: torch.Tensor) -> list[torch.Tensor]:
             scalar = scalar * 2
             return [
+                *(wide.sign(), wide.std(1), wide.var(1, keepdim=True), *torch.std_mean(wide, 1)),
+                *torch.var_mean(x, (0, 2), correction=2, keepdim=True),
                 *(x.std(1), x.std(), x.std((0, 2), keepdim=True), x.std(-1, correction=0)),
                 *(x.var(1, correction=2), x.var((1, 2))),
                 *(scalar.max(0).values, scalar.min(-1).values, scalar.amax(0), scalar.mean(0)),
@@ -155,9 +157,11 @@ def test_reductions_over_dims() -> None:
 
     module = Reduced()
     call, reports = compiled(module)
-    x, scalar = torch.randn(3, 5, 4), torch.tensor(1.5)
+    nan, x = float("nan"), torch.randn(3, 5, 4)
+    rows = [[1e38, 3.1e38, -2e38], [2e-30, 3e-30, 5e-30], [1.4e19, 2e19, -0.0], [nan, 1.0, 2.0], [0, 0, 0]]
+    inputs = x, torch.tensor(1.5), torch.tensor(rows)
     with torch.no_grad():
-        torch.testing.assert_close(call(x, scalar), module(x, scalar), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(call(*inputs), module(*inputs), rtol=1e-5, atol=0, equal_nan=True)
     reasons = [place.detail for place in reports[0].fallbacks]
     assert reasons == ["a variance of a scalar"] * 2
 

@@ -243,14 +243,15 @@ def _reduce(op_type: str) -> Callable[..., Any]:
     return translate
 
 
-def variance(
-    b: Builder,
-    self: Tensor,
-    dim: Sequence[int] | None = None,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Any:
-    """The mean of the squared distances from the mean, divided by n - correction instead of n."""
+def _spread(
+    b: Builder, self: Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """(v, s, m): v * s * s is the variance, m * s the mean; v and s have the result's shape.
+
+    The variance is the mean of the squared distances from the mean, divided by n - correction instead of n.
+    torch has both in float64; here a power of two, which rounds nothing, brings what is above 2**40 or below
+    2**-40 near 1 first, so that no square and no sum of float32 leaves its range.
+    """
     if self.rank == 0:
         raise Untranslatable("a variance of a scalar")
     axes = sorted(d % self.rank for d in dim) if dim else [*range(self.rank)]
@@ -258,15 +259,33 @@ def variance(
     free = count - (1 if correction is None else correction)
     if free <= 0:
         raise Untranslatable("a variance of too few elements")
-    mean = b.op("ReduceMean", self, axes, keepdims=1)
-    distance = b.op("Sub", self, mean)
+    largest = b.op("ReduceMax", b.op("Abs", self), axes, keepdims=1)
+    scale = b.op("Where", b.op("Less", largest, 2.0**-40), 2.0**-80, 1.0)
+    scale = b.op("Where", b.op("Greater", largest, 2.0**40), 2.0**80, scale)
+    near = b.op("Mul", self, b.op("Reciprocal", scale))
+    mean = b.op("ReduceMean", near, axes, keepdims=1)
+    distance = b.op("Sub", near, mean)
     made = b.op("ReduceMean", b.op("Mul", distance, distance), axes, keepdims=int(keepdim))
-    return made if free == count else b.op("Mul", made, count / free)
+    made = made if free == count else b.op("Mul", made, count / free)
+    return made, b.reshape(scale, b.shape), b.reshape(mean, b.shape)
 
 
-def deviation(b: Builder, self: Tensor, *args: Any, **how: Any) -> Any:
-    """The square root of the variance, whose arguments it takes."""
-    return b.op("Sqrt", variance(b, self, *args, **how))
+def _statistics(root: bool, with_mean: bool) -> Callable[..., Any]:
+    """The variance or its root, alone or with the mean."""
+
+    def translate(
+        b: Builder,
+        self: Tensor,
+        dim: Sequence[int] | None = None,
+        correction: float | None = None,
+        keepdim: bool = False,
+    ) -> Any:
+        made, scale, mean = _spread(b, self, dim, correction, keepdim)
+        spread = b.op("Sqrt", made) if root else b.op("Mul", made, scale)
+        spread = b.op("Mul", spread, scale)
+        return (spread, b.op("Mul", mean, scale)) if with_mean else spread
+
+    return translate
 
 
 def _argument_free(op_type: str) -> Callable[..., Any]:
@@ -297,6 +316,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.amin.default: _reduce("ReduceMin"),
     aten.max.dim: _argument_free("ReduceMax"),
     aten.min.dim: _argument_free("ReduceMin"),
-    aten.var.correction: variance,
-    aten.std.correction: deviation,
+    aten.var.correction: _statistics(root=False, with_mean=False),
+    aten.std.correction: _statistics(root=True, with_mean=False),
+    aten.var_mean.correction: _statistics(root=False, with_mean=True),
+    aten.std_mean.correction: _statistics(root=True, with_mean=True),
 }
