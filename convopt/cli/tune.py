@@ -190,7 +190,8 @@ def _show(document: Document) -> None:
         for conv in document["convs"]
         if conv["measured"]
     ]
-    print_table(f"{document['target']}, threads: {document['threads']}", columns, rows)
+    threads = f", threads: {document['threads']}" if document["target"].startswith("cpu") else ""
+    print_table(f"{document['target']}{threads}", columns, rows)
     if unreached := len(document["convs"]) - len(rows):
         print_line(
             f"{unreached} of {len(document['convs'])} convolutions were not reached: run it again, it goes on"

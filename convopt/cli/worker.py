@@ -66,9 +66,9 @@ COMMAND = Command(
     name="worker",
     description="""\
 Runs until it is interrupted, a device also until its tracker is gone. --start-tracker hands out machines;
---tracker registers this one, and measures what `convopt tune --tracker HOST:PORT --key KEY` sends from one
-with the same kind of CPU. Both listen on the loopback interface: --host with --expose-to-network opens them
-to others, who can then run code here.""",
+--tracker registers this one, and measures what `convopt tune --tracker HOST:PORT --key KEY` sends, if that is
+for the same kind of CPU or for a device that the drivers find here (`convopt doctor`). Both listen on the
+loopback interface: --host with --expose-to-network opens them to others, who can then run code here.""",
     fields={
         "role": "tracker or device",
         "host": "the address that was listened on",

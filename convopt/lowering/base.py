@@ -70,7 +70,7 @@ class LoweringOptions:
 
     @property
     def cpu(self) -> CpuTarget:
-        """The target, where only a CPU can be meant: plans and their tuning."""
+        """The target, where only a CPU can be meant."""
         if not isinstance(self.target, CpuTarget):
             raise ValueError(f"{self.target.name} is no CPU")
         return self.target

@@ -111,7 +111,7 @@ def measure_space(
         if report is not None:
             report(len(plans) - len(todo) + start, len(plans))
         wanted = todo[start : start + BATCH]
-        with _compiled(problem, [reference, *wanted], options, cache, deadline) as (files, failures):
+        with _compiled(problem, [reference, *wanted], options, cache, runner, deadline) as (files, failures):
             if time.monotonic() > deadline + CANDIDATE_TIMEOUT / 2:
                 return {}  # what isn't compiled may only have run out of time
             for plan, failure in failures.items():
@@ -144,7 +144,7 @@ def _measure_again(
     best_of_first = min(order[:MEASURED_FIRST], key=fastest.index, default=first)
     chosen = [*known[:TUNED], first, best_of_first, rule_plan(problem, options)]
     finalists = list(dict.fromkeys([*fastest[:FINALISTS], *(plan for plan in chosen if plan in known)]))
-    with _compiled(problem, finalists, options, cache, deadline) as (files, _):
+    with _compiled(problem, finalists, options, cache, runner, deadline) as (files, _):
         runner.reset()
         raced = [plan for plan in finalists if plan in files]
         turns = runner.race([files[plan] for plan in raced], FINAL_SECONDS, len(raced) * CANDIDATE_TIMEOUT)
@@ -162,6 +162,7 @@ def _compiled(
     plans: Sequence[ConvPlan],
     options: LoweringOptions,
     cache: KernelCache,
+    runner: Runner,
     deadline: float,
 ) -> Iterator[tuple[dict[ConvPlan, Path], dict[ConvPlan, str]]]:
     """Files of the plans, for as long as the context lasts, and why others have none."""
@@ -169,7 +170,13 @@ def _compiled(
         found, failures = compile_candidates(
             problem, list(dict.fromkeys(plans)), options, cache, Path(folder), deadline + CANDIDATE_TIMEOUT
         )
-        yield {candidate.plan: candidate.path for candidate in found}, failures
+        files = {candidate.plan: candidate.path for candidate in found}
+        if isinstance(options.target, GpuTarget):  # a CPU's candidates are machine code already
+            left = max(1.0, deadline + CANDIDATE_TIMEOUT - time.monotonic())
+            said = runner.prepare(list(files.values()), left)
+            refused = said if isinstance(said, dict) else dict.fromkeys(files.values(), said)
+            failures |= {plan: refused[path] for plan, path in files.items() if path in refused}
+        yield {plan: path for plan, path in files.items() if plan not in failures}, failures
 
 
 def quality(

@@ -116,7 +116,7 @@ class RemoteRunner(ProcessRunner):
             text = target_text(target)
         except ExecutionError as error:
             raise InputError(
-                f"{target.name} is any device of its kind, and only where it is known: {error}"
+                f"{target.name} is any device of its kind; this machine must have the same one: {error}"
             ) from error
         super().__init__("convopt.tuning.remote", tracker[0], str(tracker[1]), key, text)
         self._since: float | None = None  # of time.monotonic(): when the session began

@@ -6,27 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.selection.conv_plan import ConvPlan, from_json, to_json
 from convopt.selection.plans import CAP, choose_plan, decide, plan_seconds, ranked, why_not
 from convopt.targets import GPU_TARGETS, GpuTarget
 from convopt.targets.cpu import HASWELL
-from tests.tuning.problems import conv
-
-
-def _narrow(problem: ConvProblem) -> ConvProblem:
-    def half(view: TensorView) -> TensorView:
-        return replace(view, dtype="float16", alignment=16)
-
-    return replace(problem, x=half(problem.x), y=half(problem.y))
-
+from tests.tuning.problems import conv, halves
 
 CASES = [
     (GPU_TARGETS["opencl"], conv(n=3, c=20, size=13, k=24, stride=2)),
-    (GPU_TARGETS["dcu:k100-ai"], _narrow(conv(n=2, c=64, size=14, k=72))),
-    (GPU_TARGETS["cuda:sm_90"], _narrow(conv(n=2, c=3, size=14, k=40))),
+    (GPU_TARGETS["dcu:k100-ai"], halves(conv(n=2, c=64, size=14, k=72))),
+    (GPU_TARGETS["cuda:sm_90"], halves(conv(n=2, c=3, size=14, k=40))),
 ]
 OPENCL, PROBLEM = CASES[0]
 

@@ -32,7 +32,7 @@ from convopt.tuning.store import Store
 from tests.cli.fields import undocumented
 from tests.oracle.conv import conv as oracle_conv
 from tests.oracle.conv import conv_transpose as oracle_conv_transpose
-from tests.tuning.problems import conv
+from tests.tuning.problems import conv, halves
 
 OPENCL = GPU_TARGETS["opencl"]
 OPTIONS = LoweringOptions(OPENCL, 1)
@@ -134,9 +134,7 @@ def compiled(problem: ConvProblem, plans: list[ConvPlan], folder: Path) -> list[
 @pytest.mark.slow
 def test_plans_of_every_kind_agree_and_a_killed_process_costs_one(tmp_path: Path) -> None:
     """Tiles, parts of the reduction, im2col with a last matrix that is smaller, one thread per output."""
-    problem = conv(n=3, c=40, size=7, k=24)
-    x, y = (replace(view, dtype="float16") for view in (problem.x, problem.y))
-    problem = replace(problem, x=x, y=y)
+    problem = halves(conv(n=3, c=40, size=7, k=24))
     order = [plan for plan, _ in ranked(problem, OPENCL, 1)]
     plans = [
         choose_plan(problem, OPENCL, 1),
@@ -181,6 +179,8 @@ def test_tune_on_a_device_makes_records_that_are_used(
     assert document["target"] == "opencl" and one["measured"] >= 2 and one["speedup"] >= 1
     module = convopt.optimize(source, target="opencl", cache_dir=tmp_path)
     close(module(x), expected, 1e-5)
+    again = convopt.optimize(source, target="opencl", cache_dir=tmp_path, tune=2.0)  # goes on
+    close(again(x), expected, 1e-5)
     if one["tuned"] != one["untuned"]:
         untuned = convopt.optimize(source, target="opencl", cache_dir=tmp_path / "none")
         assert kernels(module) != kernels(untuned)

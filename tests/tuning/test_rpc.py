@@ -22,7 +22,7 @@ from convopt.codegen.cache import KernelCache
 from convopt.errors import InputError
 from convopt.lowering.base import LoweringOptions
 from convopt.selection.plans import ranked
-from convopt.targets import host_cpu
+from convopt.targets import GPU_TARGETS, host_cpu
 from convopt.tuning import rpc
 from convopt.tuning.candidate import compile_candidates
 from convopt.tuning.runner import NoDevice
@@ -133,7 +133,7 @@ def test_a_device_that_dies_or_hangs_costs_its_request(
     """Of two runners one loses its device; it goes on with the other's as soon as that is free."""
     monkeypatch.setattr(rpc, "WAIT_SECONDS", 2.0)
     port, devices = farm(2)
-    runners = [rpc.RemoteRunner(("127.0.0.1", port), "here") for _ in range(2)]
+    runners = [rpc.RemoteRunner(("127.0.0.1", port), "here", host_cpu()) for _ in range(2)]
     reference, other = files
     for runner in runners:  # both devices are taken now
         found = runner.probe(other, reference, 1e-3, 60)
@@ -155,13 +155,43 @@ def test_a_device_that_dies_or_hangs_costs_its_request(
     assert hung.failure == "the device no longer answers: took longer than 3.0 s"
 
 
+@pytest.mark.opencl
+@pytest.mark.slow
+def test_a_worker_measures_what_its_drivers_find(farm: Farm, tmp_path: Path) -> None:
+    """An OpenCL device by a worker, and a kind of device that it has none of."""
+    opencl, dcu = GPU_TARGETS["opencl"], GPU_TARGETS["dcu:k100-ai"]
+    problem, options = conv(c=16, size=9, k=24), LoweringOptions(opencl, 1)
+    plans = [plan for plan, _ in ranked(problem, opencl, 1)][:2]
+    candidates, failures = compile_candidates(
+        problem, plans, options, KernelCache(tmp_path), tmp_path, deadline=time.monotonic() + 120
+    )
+    assert failures == {}
+    first, second = (candidate.path for candidate in candidates)
+    port, _ = farm(1)
+    runner = rpc.RemoteRunner(("127.0.0.1", port), "here", opencl)
+    assert runner.prepare([first, second], 60) == {}
+    found = runner.probe(second, first, 1e-3, 60)
+    assert found.failure is None and found.seconds is not None and 0 < found.seconds < 1
+    runner.close()
+    with pytest.raises(
+        InputError, match=r"the device measures '.*opencl .*'; kernels are made for 'dcu:k100-ai"
+    ):
+        rpc.RemoteRunner(("127.0.0.1", port), "here", dcu).probe(second, first, 1e-3, 60)
+    argv = ["tune", "--conv", "n=1,c=16,h=9,w=9,k=24,r=3,s=3,pad=1", "--target", "opencl", "--budget", "8s"]
+    argv += ["--tracker", f"127.0.0.1:{port}", "--key", "here", "--cache-dir", str(tmp_path)]
+    assert main(argv) == 0
+    with Store(tmp_path / "tuning.sqlite3") as store:
+        ((measured,),) = store.rows("SELECT count(*) FROM trials WHERE seconds IS NOT NULL")
+    assert measured >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.kernels
 def test_nobody_there(files: tuple[Path, Path]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    runner = rpc.RemoteRunner(("127.0.0.1", port), "here")
+    runner = rpc.RemoteRunner(("127.0.0.1", port), "here", host_cpu())
     with pytest.raises(NoDevice, match=f"no tracker at 127.0.0.1:{port}"):
         runner.probe(files[1], files[0], 1e-3, 60)
 
