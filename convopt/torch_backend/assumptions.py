@@ -1,7 +1,7 @@
 """What an exported program takes for granted of its inputs, checked at each call.
 
 torch.export follows one path through the module. What decided it holds for the program alone: numbers, flags
-and texts are those of the example, and a comparison of extents came out as it did for the example's.
+and texts are those of the example, and comparisons of extents and strides come out as they did for it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,21 @@ class Assumptions:
         symbolic = [e for e in extents if isinstance(e, torch.SymInt)]
         self._extents = [e.node.expr if isinstance(e, torch.SymInt) else sympy.Integer(e) for e in extents]
         symbols = {e for e in self._extents if e.is_Symbol}
+        # Those that the extents give are left out; a stride with a symbol of its own is the caller's choice.
+        self._strides = {
+            expr: (index, axis)
+            for index, value in enumerate(self.expected)
+            for axis, stride in enumerate(value.stride() if isinstance(value, torch.Tensor) else ())
+            if isinstance(stride, torch.SymInt)
+            and (expr := stride.node.expr).is_Symbol
+            and expr not in symbols
+        }
         self._conditions = []
         if symbolic:
             guards = [guard.expr for guard in symbolic[0].node.shape_env.guards]
-            # Others are about strides: how the memory lies is looked at anew for each call.
-            self._conditions = [expr for expr in guards if expr.free_symbols <= symbols]
+            # Others are about memory that the example was a part of.
+            known = symbols | self._strides.keys()
+            self._conditions = [expr for expr in guards if expr.free_symbols <= known]
         self._ranges = {s: r for s, r in program.range_constraints.items() if s in symbols}
         self._violated = lru_cache(maxsize=64)(self._find_violated)
 
@@ -54,16 +64,20 @@ class Assumptions:
                     " and holds for alone"
                 )
         if self._extents and any(not e.is_Integer for e in self._extents):
-            violated = self._violated(tuple(int(e) for value in values for e in _extents(value)))
+            violated = self._violated(
+                tuple(int(e) for value in values for e in _extents(value)),
+                tuple(values[index].stride(axis) for index, axis in self._strides.values()),
+            )
             if violated is not None:
                 raise InputError(f"{violated}: the program was exported for extents where that is not so")
 
-    def _find_violated(self, given: tuple[int, ...]) -> str | None:
-        """What of these extents, all inputs' in order, contradicts the export; None where nothing does."""
+    def _find_violated(self, given: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+        """What of these extents, all inputs' in order, and strides contradicts the export; None: nothing."""
         found: dict[Any, int] = {}
         for expr, extent in zip(self._extents, given, strict=True):
             if expr.is_Symbol:
                 found.setdefault(expr, extent)
+        found |= dict(zip(self._strides, strides, strict=True))
         places = self._places()
         for expr, place, extent in zip(self._extents, self._labels(), given, strict=True):
             if (wanted := expr.subs(found)) != extent:
@@ -92,6 +106,8 @@ class Assumptions:
         found: dict[Any, str] = {}
         for expr, place in zip(self._extents, self._labels(), strict=True):
             found.setdefault(expr, place)
+        for expr, (index, axis) in self._strides.items():
+            found[expr] = f"{self.names[index]}.stride({axis})"
         return found
 
 

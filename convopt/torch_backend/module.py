@@ -65,19 +65,38 @@ def _exported(module: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of its own interfaces
-            return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+            owned = pytree.tree_map_only(torch.Tensor, _owned, inputs)
+            return torch.export.export(module, owned, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch raises a type of its own for each refusal
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{type(module).__name__}: torch.export can't capture it: {reason}; torch.compile(module,"
-            ' backend="convopt") takes modules that it can\'t'
+            f"{type(module).__name__}: torch.export can't capture it: {_first_line(error)};"
+            ' torch.compile(module, backend="convopt") takes modules that it can\'t'
         ) from error
 
 
+def _owned(tensor: torch.Tensor) -> torch.Tensor:
+    """A view as memory of its own, with the same strides: torch.export would ask calls for its base."""
+    if not tensor._is_view() or tensor.is_contiguous():
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor.detach()
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = program.run_decompositions(for_export())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions(for_export())
+    except Exception as error:  # of any type: its guards are code that is run on the example
+        raise ModelError(
+            f"the exported program can't be decomposed: {_first_line(error)}; if an example input was a view,"
+            " export with a copy of it"
+        ) from error
     for spec in program.graph_signature.output_specs:
         if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
             raise InputError(
@@ -126,8 +145,14 @@ class TorchModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._arguments(args, kwargs)
-        with torch.no_grad():
-            outputs = self.graph(arguments)
+        try:
+            with torch.no_grad():
+                outputs = self.graph(arguments)
+        except ValueError as error:  # of torch, where a view was exported of memory that does not lie so
+            raise InputError(
+                f"{_first_line(error)} The program was exported for inputs that lie otherwise: call their"
+                " contiguous(), or export with such example inputs"
+            ) from error
         spec = self.program.call_spec.out_spec
         return pytree.tree_unflatten(list(outputs), spec)
 

@@ -211,3 +211,25 @@ def test_what_the_export_took_for_granted_is_held_to() -> None:
     }.items():
         with pytest.raises(InputError, match=match):
             module(*arguments)
+
+
+@pytest.mark.slow
+def test_comparisons_of_strides_are_held_to() -> None:
+    """A slice as the example: its strides are symbols of their own, that of its base no call can tell."""
+
+    class Strided(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x if x.stride(0) > 5 else -x).reshape(-1) * 2
+
+    auto, x = torch.export.Dim.AUTO, torch.randn(4, 9)
+    shapes = ({0: auto, 1: auto},)
+    module = convopt.optimize(Strided(), example_inputs=(x[:, :5],), dynamic_shapes=shapes)
+    torch.testing.assert_close(module(x[:3, :7]), x[:3, :7].reshape(-1) * 2)
+    with pytest.raises(InputError, match=r"x\.stride\(0\) > 5 is wrong for x\.stride\(0\) = 4"):
+        module(torch.randn(3, 4)[:, :2])
+    program = torch.export.export(Strided(), (x[:, :5],), dynamic_shapes=shapes)
+    with pytest.raises(ModelError, match=r"can't be decomposed: .* export with a copy of it"):
+        convopt.optimize(program)
+    flat = convopt.optimize(Strided(), example_inputs=(x,), dynamic_shapes=shapes)
+    with pytest.raises(InputError, match=r"Cannot view .*: call their contiguous\(\)"):
+        flat(x[:, :7])
