@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convopt.bench.cases import ConvCase, Layout, conv_model
-from convopt.bench.engine import Engine, Settings, Unavailable
+from convopt.bench.engine import Engine, Settings, Unavailable, version_of
 from convopt.bench.engines import onnxruntime_call
 from convopt.bench.protocol import Timing, time_in_turn
 from convopt.errors import ConvoptError, ModelError
@@ -164,7 +164,7 @@ def _race(entries: Sequence[_Entry], settings: Settings, seconds: float) -> dict
     for entry in entries:
         key = (entry.name, entry.layout)
         try:
-            entry.engine.version()
+            version_of(entry.engine)
             prepared = entry.engine.prepare(entry.model, entry.inputs, settings)
             prepared.call()
         except (Unavailable, ConvoptError) as refusal:

@@ -43,11 +43,7 @@ class DeviceConvopt:
 
     name = "convopt"
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        import convopt
-
-        return convopt.__version__
+    packages: tuple[str, ...] = ("convopt",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         import convopt
@@ -72,11 +68,7 @@ class Direct:
 
     name = "direct"
     layouts: tuple[Layout, ...] = ("NCHW",)
-
-    def version(self) -> str:
-        import convopt
-
-        return convopt.__version__
+    packages: tuple[str, ...] = ("convopt",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         from onnx import numpy_helper

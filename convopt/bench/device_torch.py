@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from convopt.bench.cases import Layout
 from convopt.bench.device_engines import batched
-from convopt.bench.engine import Prepared, Settings, Unavailable, installed_version
+from convopt.bench.engine import Prepared, Settings, Unavailable
 from convopt.bench.torch_engines import frozen, refusals
 from convopt.runtime.device import open_device
 from convopt.targets import GPU_TARGETS
@@ -27,9 +27,7 @@ class DeviceTorch:
 
     name = "torch"
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        return installed_version("torch")
+    packages: tuple[str, ...] = ("torch",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         with refusals(self.name):
@@ -41,9 +39,7 @@ class MIOpen:
 
     name = "miopen"
     layouts: tuple[Layout, ...] = ("NCHW", "NHWC")
-
-    def version(self) -> str:
-        return installed_version("torch")
+    packages: tuple[str, ...] = ("torch",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         if GPU_TARGETS[settings.target].kind not in ("hip", "rocm"):
@@ -57,9 +53,7 @@ class DeviceInductor:
 
     name = "inductor"
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        return installed_version("torch")
+    packages: tuple[str, ...] = ("torch",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         import torch

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from convopt import __version__
 from convopt.bench.cases import Layout
 
 if TYPE_CHECKING:
@@ -48,19 +49,22 @@ class Prepared:
 
 
 class Engine(Protocol):
-    """`layouts`: how a single conv's input and output may lie in memory; the faster one counts."""
+    """`layouts`: how a single conv's input and output may lie in memory; the faster one counts.
+
+    packages: that it needs, the one whose version is the engine's in front.
+    """
 
     name: str
     layouts: tuple[Layout, ...]
-
-    def version(self) -> str:
-        """Raises Unavailable where the engine isn't installed."""
-        ...
+    packages: tuple[str, ...]
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared: ...
 
 
-def installed_version(package: str) -> str:
-    if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise Unavailable(f"{package} is not installed")
-    return importlib.metadata.version(package)
+def version_of(engine: Engine) -> str:
+    """Of the engine's own package. Unavailable: one of its packages isn't installed."""
+    for package in engine.packages:
+        if importlib.util.find_spec(package) is None:
+            raise Unavailable(f"{package} is not installed")
+    own = engine.packages[0]
+    return __version__ if own == "convopt" else importlib.metadata.version(own)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from convopt.bench.cases import Layout
-from convopt.bench.engine import Engine, Prepared, Settings, Unavailable, installed_version
+from convopt.bench.engine import Engine, Prepared, Settings, Unavailable
 from convopt.bench.torch_engines import Inductor, Torch
 
 if TYPE_CHECKING:
@@ -24,11 +24,7 @@ class Convopt:
 
     name = "convopt"
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        import convopt
-
-        return convopt.__version__
+    packages: tuple[str, ...] = ("convopt",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         import convopt
@@ -56,9 +52,7 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     layouts: tuple[Layout, ...] = ("NCHW",)
-
-    def version(self) -> str:
-        return installed_version("onnxruntime")
+    packages: tuple[str, ...] = ("onnxruntime",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         if settings.precision != "fp32":
@@ -100,9 +94,7 @@ class OpenVino:
 
     name = "openvino"
     layouts: tuple[Layout, ...] = ("NCHW", "NHWC")
-
-    def version(self) -> str:
-        return installed_version("openvino")
+    packages: tuple[str, ...] = ("openvino",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         import openvino as ov

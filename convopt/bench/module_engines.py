@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from convopt.bench.cases import Layout
-from convopt.bench.engine import Prepared, Settings, installed_version
+from convopt.bench.engine import Prepared, Settings
 from convopt.bench.torch_engines import frozen, refusals
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ class ModuleEngine:
     name: str
     compile_module: Compile
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        import convopt
-
-        torch_version = installed_version("torch")
-        return convopt.__version__ if self.name == "convopt" else torch_version
+    packages: tuple[str, ...] = ("torch",)
 
     def prepare(
         self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], settings: Settings
@@ -88,7 +83,7 @@ def compiled_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Call
 
 
 MODULE_ENGINES = {
-    "convopt": ModuleEngine("convopt", _convopt),
+    "convopt": ModuleEngine("convopt", _convopt, packages=("convopt", "torch")),
     "torch": ModuleEngine("torch", _eager),
     "inductor": ModuleEngine("inductor", _inductor),
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from convopt.bench.bench_device import BenchDevice
 from convopt.bench.compare import CaseResult, EngineResult
-from convopt.bench.engine import Engine, Unavailable
+from convopt.bench.engine import Engine, Unavailable, version_of
 from convopt.bench.peak import measure_bandwidth, measure_peak
 from convopt.bench.protocol import PROTOCOL
 from convopt.errors import InputError
@@ -114,7 +114,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def _version(engine: Engine) -> str | None:
     try:
-        return engine.version()
+        return version_of(engine)
     except Unavailable:
         return None
 

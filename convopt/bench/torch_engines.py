@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from convopt.bench.cases import Layout
-from convopt.bench.engine import Prepared, Settings, Unavailable, installed_version
+from convopt.bench.engine import Prepared, Settings, Unavailable
 
 if TYPE_CHECKING:
     import onnx
@@ -25,9 +25,7 @@ class Torch:
 
     name = "torch"
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        return installed_version("torch")
+    packages: tuple[str, ...] = ("torch",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         return _prepared(model, inputs, settings, lambda module: module)
@@ -41,9 +39,7 @@ class Inductor:
 
     name = "inductor"
     layouts: tuple[Layout, ...] = ("NHWC",)
-
-    def version(self) -> str:
-        return installed_version("torch")
+    packages: tuple[str, ...] = ("torch",)
 
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared:
         import torch
