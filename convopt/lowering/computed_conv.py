@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
 
 from convopt.ir.groups import body_of
 from convopt.ir.precision import keeps_fp32
 from convopt.ir.values import constant, input_at, static_shape
 from convopt.lowering.base import KernelCall, LoweringContext
-from convopt.lowering.conv import arithmetic_of, broadcast, epilogue_of, geometry_of, grouped, triple
+from convopt.lowering.conv import (
+    arithmetic_of,
+    broadcast,
+    epilogue_of,
+    geometry_of,
+    grouped,
+    triple,
+    weight_per_group,
+)
 from convopt.lowering.conv_operands import NO_WEIGHTS, ConvOperands
 from convopt.lowering.gemm import scaled_sum
 from convopt.lowering.gpu_computed import ComputedWeight, gpu_computed_calls
@@ -62,8 +69,8 @@ def lower_computed_conv(group: ir.Node, context: LoweringContext, target: GpuTar
     )
     array = constant(weight)
     if array is not None:
-        weights = np.asarray(array, np.float32).reshape(g.groups, -1, array.shape[1], *g.kernel)
-        return gpu_conv_calls(problem, replace(operands, weights=weights), context, target)
+        operands = replace(operands, weights=weight_per_group(array, g))
+        return gpu_conv_calls(problem, operands, context, target)
     computed = ComputedWeight(weight, _weight_view(context.views[weight], g.groups))
     return gpu_computed_calls(problem, computed, operands, context, target)
 

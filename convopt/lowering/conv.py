@@ -248,13 +248,16 @@ def constants_of(node: ir.Node, outer: Mapping[ir.Value, ir.Value | None]) -> tu
     """Weight (g, k/g, c/g, kd, kh, kw) and bias (g, k/g). Refused where one is not constant."""
     weight, bias = _constant_of(outer, node, 1), _constant_of(outer, node, 2)
     assert weight is not None
-    g, weights = geometry_of(node), np.asarray(weight, np.float32)
+    g = geometry_of(node)
+    weights = weight_per_group(weight, g)
     biases = None if bias is None else np.asarray(bias, np.float32).reshape(g.groups, -1)
-    if node.op_type == "Conv":
-        return weights.reshape(g.groups, -1, weights.shape[1], *g.kernel), biases
-    # (c, k/g, ...) with c over all groups
-    weights = weights.reshape(g.groups, weights.shape[0] // g.groups, weights.shape[1], *g.kernel)
-    return weights.swapaxes(1, 2), biases
+    # A ConvTranspose's are (c, k/g, ...) with c over all groups.
+    return weights if node.op_type == "Conv" else weights.swapaxes(1, 2), biases
+
+
+def weight_per_group(weight: Array, g: _Geometry) -> Array:
+    """(a, b, spatial...) as (g, a/g, b, kd, kh, kw), in float32."""
+    return np.asarray(weight, np.float32).reshape(g.groups, -1, weight.shape[1], *g.kernel)
 
 
 def problem_of(
