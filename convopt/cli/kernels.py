@@ -48,8 +48,21 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         return {**document, "instances": count, "bytes": path.stat().st_size}
     loaded = library.GemmLibrary(path, arguments.threads or usable_cores())
     if action == "list":
-        kernels = [{"symbol": symbol, "config": asdict(config)} for config, symbol in loaded.symbols.items()]
-        return {**document, "target": loaded.target_name, "kernels": kernels}
+        kernels = [
+            {
+                "symbol": symbol,
+                "family": config.name,
+                "config": asdict(config),
+                "tile": [config.pixels, config.tile(loaded.target)],
+            }
+            for config, symbol in loaded.symbols.items()
+        ]
+        return {
+            **document,
+            "target": loaded.target_name,
+            "bytes": path.stat().st_size,
+            "kernels": kernels,
+        }
     selection = loaded.select(*sizes)
     steps = [
         {
@@ -68,13 +81,20 @@ def _show(document: Document) -> None:
     from convopt.report.tables import Column, print_line, print_table
 
     if document["action"] == "build":
-        size = document["bytes"] / (1 << 20)
-        print_line(f"{document['instances']} kernels, {size:.1f} MiB: {document['library']}")
+        print_line(f"{document['instances']} kernels, {_size(document)}: {document['library']}")
     elif document["action"] == "list":
-        rows = [(_config(kernel["config"]), kernel["symbol"]) for kernel in document["kernels"]]
-        print_table(
-            f"{document['library']}, {document['target']}", [Column("kernel"), Column("symbol")], rows
-        )
+        rows = [
+            (
+                kernel["family"],
+                "x".join(map(str, kernel["tile"])),
+                str(kernel["config"]["row_chunk"]),
+                _config(kernel["config"]),
+            )
+            for kernel in document["kernels"]
+        ]
+        columns = [Column("family"), Column("tile", True), Column("tiles per task", True)]
+        title = f"{document['library']}: {len(rows)} kernels for {document['target']}, {_size(document)}"
+        print_table(title, [*columns, Column("configuration")], rows)
     else:
         for step in document["steps"]:
             dropped = "; ".join(f"{name}: {reason}" for name, reason in step["dropped"].items())
@@ -82,6 +102,10 @@ def _show(document: Document) -> None:
             if dropped:
                 print_line(f"    dropped {dropped}")
         print_line(f"chosen: {document['chosen']}, {_config(document['config'])}")
+
+
+def _size(document: Document) -> str:
+    return f"{document['bytes'] / (1 << 20):.1f} MiB"
 
 
 def _config(config: dict[str, Any]) -> str:
@@ -99,9 +123,11 @@ compiling.""",
         "action": "which one",
         "library": "the file",
         "instances": "how many kernels were compiled into it (build)",
-        "bytes": "its size (build)",
+        "bytes": "its size (build, list)",
         "target": "what it was compiled for (list)",
         "kernels[].symbol": "the function's name (list)",
+        "kernels[].family": "of kernels (list)",
+        "kernels[].tile[]": "rows and columns of y that are held in registers (list)",
         "kernels[].config{}": "its configuration (list)",
         "chosen": "the kernel that computes these sizes (select)",
         "config{}": "its configuration (select)",

@@ -35,9 +35,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE.npy|random",
-        help="an input; `random` (also for inputs not named): normal floats, small integers, always the same",
+        help="an input, in the type that -o would write; `random` (also for inputs not named): normal floats,"
+        " small integers, always the same",
     )
-    parser.add_argument("-o", "--output", metavar="OUT.npz", help="write the outputs, by name")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.npz",
+        help="write the outputs, by name; bfloat16 and float8 as float32, 4-bit integers as 8-bit ones",
+    )
     parser.add_argument(
         "--repeat",
         type=int,
@@ -77,6 +83,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     first, *times = times  # it makes the threads and islands, and warms the caches
     if output:
         _write_arrays(output, results)
+    written = {name: str(written_type(array.dtype)) for name, array in results.items()}
     return {
         "command": "run",
         "model": arguments.model,
@@ -85,7 +92,10 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "median_ms": statistics.median(times),
         "min_ms": min(times),
         "inputs": [_describe(name, array) for name, array in inputs.items()],
-        "outputs": [_describe(name, array) for name, array in results.items()],
+        "outputs": [
+            _describe(name, array) | {"written": written[name] if output else None}
+            for name, array in results.items()
+        ],
     }
 
 
@@ -117,7 +127,8 @@ def _shapes(
 
     inputs = [value for value in load(path).graph.inputs if value.name in files]
     infos = [info_of(value, given, ROW_MAJOR) for value in inputs]
-    check_shapes(infos, [as_array(info, files[info.name]).shape for info in infos])
+    arrays = [as_array(info, _as_input(info, files[info.name])) for info in infos]
+    check_shapes(infos, [array.shape for array in arrays])
     return {name: array.shape for name, array in files.items()} | given
 
 
@@ -155,7 +166,7 @@ def _complete(module: Any, given: dict[str, str], files: dict[str, Array]) -> di
     inputs: dict[str, Array] = {}
     for spec in specs:
         if spec.name in files:
-            inputs[spec.name] = files[spec.name]
+            inputs[spec.name] = _as_input(spec, files[spec.name])
         elif all(isinstance(dim, int) for dim in spec.shape):
             dtype = numpy_dtype(spec.dtype)
             drawn = (
@@ -172,7 +183,8 @@ def _complete(module: Any, given: dict[str, str], files: dict[str, Array]) -> di
 def _write_arrays(path: Path, arrays: dict[str, Array]) -> None:
     """An .npz with the outputs' own names; `/` and others that a zip member may hold are kept.
 
-    Strings are written as numpy's own, of fixed length: objects would be pickles.
+    Strings are written as numpy's own, of fixed length: objects would be pickles. What numpy has no type for
+    is written as float32, or int8 for integers, which hold every value of theirs: see `written_type`.
     """
     import io
 
@@ -181,19 +193,39 @@ def _write_arrays(path: Path, arrays: dict[str, Array]) -> None:
     with written_whole(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             content = io.BytesIO()
-            plain = array.astype(str) if array.dtype.kind == "O" else np.asarray(array)
+            plain = array.astype(written_type(array.dtype), copy=False)
             np.lib.format.write_array(content, plain, allow_pickle=False)
             archive.writestr(f"{name}.npy", content.getvalue())
+
+
+def written_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in a .npy file: numpy's own stay; bfloat16 and float8 are float32 there, int4 is int8."""
+    import numpy as np
+
+    if dtype.kind == "O":
+        return np.dtype(str)
+    if dtype.isbuiltin == 1:
+        return dtype
+    return np.dtype({"i": np.int8, "u": np.uint8}.get(dtype.name[0], np.float32))
+
+
+def _as_input(info: Any, array: Array) -> Array:
+    """The array of a file for an input; where numpy lacks the input's type, from the type that is written."""
+    from convopt.runtime.loaded import numpy_dtype
+
+    wanted = numpy_dtype(info.dtype)
+    return array.astype(wanted) if wanted.kind == "V" and array.dtype == written_type(wanted) else array
 
 
 def _describe(name: str, array: Array) -> dict[str, Any]:
     import numpy as np
 
+    dtype, array = array.dtype, array.astype(written_type(array.dtype), copy=False)
     finite = np.isfinite(array) if array.dtype.kind == "f" else np.ones(array.shape, bool)
     known = array.dtype.kind in "fiub" and bool(finite.any())
     return {
         "name": name,
-        "dtype": str(array.dtype),
+        "dtype": str(dtype),
         "shape": list(array.shape),
         "min": float(array[finite].min()) if known else None,
         "max": float(array[finite].max()) if known else None,
@@ -231,11 +263,16 @@ def _show(document: Document) -> None:
     )
     if document["output"]:
         print_line(f"{document['output']} written")
+        for array in document["outputs"]:
+            if array["written"] != array["dtype"] and array["dtype"] != "object":
+                print_line(
+                    f"{array['name']} is {array['dtype']}, which numpy lacks: {array['written']} there"
+                )
 
 
 _ARRAY_FIELDS = {
     "name": "in the model",
-    "dtype": "as numpy names it",
+    "dtype": "as numpy or ml_dtypes names it",
     "shape[]": "extents",
     "min": "of the finite elements; null without any",
     "max": "of the finite elements; null without any",
@@ -255,6 +292,7 @@ an artifact takes --threads only; it has the others fixed.""",
         "min_ms": "of the calls",
         **{f"inputs[].{field}": text for field, text in _ARRAY_FIELDS.items()},
         **{f"outputs[].{field}": text for field, text in _ARRAY_FIELDS.items()},
+        "outputs[].written": "dtype in the file, which is another where numpy lacks it; null without -o",
     },
     add_arguments=_add_arguments,
     run=_run,

@@ -61,6 +61,7 @@ def test_optimize_writes_an_artifact_that_run_runs(
         "min": pytest.approx(float(expected.min()), abs=1e-5),
         "max": pytest.approx(float(expected.max()), abs=1e-5),
         "finite": True,
+        "written": "float32",
     }
 
     assert main(["run", str(artifact), "--threads", "1", "--quiet"]) == 0
@@ -115,6 +116,25 @@ def test_run_refuses_wrong_arguments_in_one_line(
     assert shown.out == ""
     assert message in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+def test_types_that_numpy_lacks_go_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As float32, which holds every bfloat16."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (bfloat16[5] x) => (bfloat16[5] y) { y = Mul (x, x) }"""
+    source, arrays = tmp_path / "in.onnx", tmp_path / "y.npz"
+    onnx.save(onnx.parser.parse_model(text), source)
+    x = np.array([1.5, -3, 2**-100, np.nan, 0.1], np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arguments = ["run", str(source), "--input", f"x={tmp_path / 'x.npy'}", "-o", str(arrays)]
+    (output,) = _document(arguments, capsys)["outputs"]
+    assert (output["dtype"], output["written"], output["finite"]) == ("bfloat16", "float32", False)
+    assert (output["min"], output["max"]) == (0, 9)
+    with np.load(arrays, allow_pickle=False) as found:
+        assert found["y"].dtype == np.float32
+        np.testing.assert_allclose(found["y"], np.float32([2.25, 9, 0, np.nan, 0.01]), rtol=2**-7)
+    assert main(arguments) == 0
+    assert "y is bfloat16, which numpy lacks: float32 there" in " ".join(capsys.readouterr().out.split())
 
 
 def test_strings_go_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
