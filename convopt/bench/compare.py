@@ -164,7 +164,7 @@ def _race(entries: Sequence[_Entry], settings: Settings, seconds: float) -> dict
     for entry in entries:
         key = (entry.name, entry.layout)
         try:
-            version_of(entry.engine)
+            version_of(entry.engine.packages)
             prepared = entry.engine.prepare(entry.model, entry.inputs, settings)
             prepared.call()
         except (Unavailable, ConvoptError) as refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,10 +61,10 @@ class Engine(Protocol):
     def prepare(self, model: onnx.ModelProto, inputs: Arrays, settings: Settings) -> Prepared: ...
 
 
-def version_of(engine: Engine) -> str:
-    """Of the engine's own package. Unavailable: one of its packages isn't installed."""
-    for package in engine.packages:
+def version_of(packages: Sequence[str]) -> str:
+    """Of the first. Unavailable: one of them isn't installed."""
+    for package in packages:
         if importlib.util.find_spec(package) is None:
             raise Unavailable(f"{package} is not installed")
-    own = engine.packages[0]
+    own = packages[0]
     return __version__ if own == "convopt" else importlib.metadata.version(own)

@@ -114,7 +114,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def _version(engine: Engine) -> str | None:
     try:
-        return version_of(engine)
+        return version_of(engine.packages)
     except Unavailable:
         return None
 
