@@ -21,7 +21,7 @@ from convopt.lowering.base import LoweringOptions
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.conv_plan import ConvPlan
 from convopt.selection.model import unit_for
-from convopt.selection.plans import choose_plan, ranked
+from convopt.selection.plans import choose_plan, plan_seconds, ranked
 from convopt.selection.rule_cpu import cpu_rule
 from convopt.selection.rule_gpu import gpu_rule
 from convopt.targets import GpuTarget
@@ -64,14 +64,17 @@ class Quality:
 def small_space(problem: ConvProblem, options: LoweringOptions) -> list[ConvPlan]:
     """In the model's order; all there are where that is fewer than SPACE."""
     o = options
-    order = [plan for plan, _ in ranked(problem, o.target, o.threads, o.im2col_cap)]
+    first = choose_plan(problem, o.target, o.threads, "auto", o.im2col_cap)
+    rule = rule_plan(problem, options)
+    priced = dict(ranked(problem, o.target, o.threads, o.im2col_cap))
+    for plan in filter(None, (first, rule)):  # of a GPU's plans `ranked` leaves some out
+        priced.setdefault(plan, plan_seconds(plan, problem, o.target, o.threads, o.im2col_cap))
+    order = sorted(priced, key=priced.__getitem__)
     chosen = set(order[:BEST])
     for kind in {(plan.schedule.name, plan.expand_col > 0) for plan in order}:
         same = [plan for plan in order if (plan.schedule.name, plan.expand_col > 0) == kind]
         chosen.update(same[:BEST_OF_FAMILY])
-    chosen.add(choose_plan(problem, o.target, o.threads, "auto", o.im2col_cap))
-    if (rule := rule_plan(problem, options)) is not None:
-        chosen.add(rule)
+    chosen.update(filter(None, (first, rule)))
     rest = [plan for plan in order if plan not in chosen]
     if (missing := SPACE - len(chosen)) > 0 and rest:
         chosen.update(rest[:: max(1, len(rest) // missing)])
@@ -79,10 +82,12 @@ def small_space(problem: ConvProblem, options: LoweringOptions) -> list[ConvPlan
 
 
 def rule_plan(problem: ConvProblem, options: LoweringOptions) -> ConvPlan | None:
+    """None where nothing fits, or what it chose refuses the problem."""
     target = options.target
     try:
         if isinstance(target, GpuTarget):
-            return ConvPlan(gpu_rule(problem, target, unit_for(problem, target)).chosen.config)
+            config = gpu_rule(problem, target, unit_for(problem, target)).chosen.config
+            return ConvPlan(config) if config.why_not(problem, target) is None else None
         return ConvPlan(cpu_rule(problem, target, options.threads).chosen.config)
     except ValueError:
         return None

@@ -84,7 +84,8 @@ class Client:
             if self._target not in there["targets"]:
                 measured = ", ".join(map(repr, there["targets"]))
                 return {
-                    "error": f"the device measures {measured}; kernels are made for {self._target!r}",
+                    "error": f"the device measures {measured}; kernels are made for {self._target!r}"
+                    " (`convopt doctor` there says what is missing)",
                     "foreign": True,
                 }
             return {}

@@ -13,8 +13,8 @@ from convopt.cli import choices as command
 from convopt.cli.main import main
 from convopt.codegen.cache import KernelCache
 from convopt.lowering.base import LoweringOptions
-from convopt.selection.plans import choose_plan, ranked
-from convopt.targets import host_cpu
+from convopt.selection.plans import choose_plan, plan_seconds, ranked
+from convopt.targets import GPU_TARGETS, host_cpu
 from convopt.targets.cpu import HASWELL
 from convopt.tuning import choices
 from convopt.tuning.candidate import _digest
@@ -46,6 +46,17 @@ def test_the_small_space_has_every_algorithm_good_plans_and_bad_ones() -> None:
     }
     assert max(order.index(plan) for plan in space) > len(order) * 3 // 4
     assert choose_plan(PROBLEM, HASWELL, 2) in space and rule_plan(PROBLEM, OPTIONS) in space
+
+
+def test_the_small_space_of_a_gpu_has_the_choices_too() -> None:
+    options = LoweringOptions(GPU_TARGETS["opencl"], 1)
+    problem = conv(n=2, c=32, size=14, k=64)
+    space, first, rule = (
+        small_space(problem, options), choose_plan(problem, options.target, 1), rule_plan(problem, options)
+    )  # fmt: skip
+    assert len(set(space)) == len(space) >= SPACE and first in space and rule in space
+    seconds = [plan_seconds(plan, problem, options.target, 1) for plan in space]
+    assert seconds == sorted(seconds)
 
 
 def test_quality_is_what_the_times_say(tmp_path: Path) -> None:
