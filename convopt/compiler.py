@@ -5,13 +5,12 @@ load -> graph passes -> group-kernels, assign-layout -> build_program -> (verify
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -34,18 +33,19 @@ from convopt.codegen.cache import KernelCache
 from convopt.errors import CompileError, DeviceMissing, InputError
 from convopt.frontends.onnx_file import load as load_model
 from convopt.grouping import (
-    DETERMINISTIC_THREADS,
     conv_problems,
     deterministic_price,
     kernel_passes,
     lower_graph,
+    recorded,
+    settled,
 )
 from convopt.ir.groups import expand_groups
 from convopt.ir.layout import CHANNELS_LAST, boundary
 from convopt.ir.values import dims_of, static_shape
 from convopt.lowering.assemble import target_meta
 from convopt.lowering.base import LoweringOptions, Progress
-from convopt.lowering.program import Fallbacks, Observe, build_program
+from convopt.lowering.program import Observe, build_program
 from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
 from convopt.passes.base import After, Pass, PassReport
 from convopt.passes.check import CheckEachPass
@@ -58,12 +58,12 @@ from convopt.runtime.signature import TensorInfo
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.targets import CpuTarget, GpuTarget, host_cpu
 from convopt.targets.cpu import usable_cores
-from convopt.tuning.records import open_records
 from convopt.tuning.session import tune_problems
 from convopt.tuning.where import ELSEWHERE, why_not_here
 from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
+Algorithm = Literal["auto", "direct", "im2col"]
 
 
 def optimize(
@@ -77,7 +77,7 @@ def optimize(
     verify: Verify = False,
     check: Literal["each-pass"] | None = None,
     skip: Collection[str] = (),
-    algorithm: Literal["auto", "direct", "im2col"] = "auto",
+    algorithm: Algorithm = "auto",
     im2col_cap: int = 64 << 20,
     workspace_cap: int | None = None,
     tune: float | None = None,
@@ -121,14 +121,10 @@ def optimize(
         beyond workspace_cap. CompilerMissing, DeviceMissing: this machine lacks the compiler, or the device
         that the target or verify="raise" asks for. VerificationError: with verify="raise".
     """
-    threads = usable_cores() if threads is None else threads
     check_choices(precision, verify, check, skip, algorithm)
     check_kinds(tune, deterministic, after=after, progress=progress, observe=observe)
-    found = usable_target(find_target(target), precision)
     without(GRAPH_PASSES, skip)  # unknown names are said now, not at the first call
-    stored = precision_of(precision, keep_fp32, found)
-    check_count("threads", threads, MOST_THREADS)
-    check_count("im2col_cap", im2col_cap)
+    options = lowering_options(target, precision, keep_fp32, threads, im2col_cap, algorithm)
     check_count("max_programs", max_programs)
     if workspace_cap is not None:
         check_count("workspace_cap", workspace_cap)
@@ -136,9 +132,8 @@ def optimize(
     cache = KernelCache(folder_of(cache_dir))
     if tune is not None and (deterministic or algorithm != "auto"):
         raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
-    if tune is not None and (refusal := why_not_here(found)) is not None:
+    if tune is not None and (refusal := why_not_here(options.target)) is not None:
         raise InputError(f"tune measures on this machine: {refusal}; {ELSEWHERE}")
-    options = LoweringOptions(found, threads, im2col_cap, algorithm, precision=stored)
     compiler = _Compiler(
         model,
         options,
@@ -160,7 +155,7 @@ def optimize(
         compiler.check_shapes(given)
     return CompiledModule(
         programs,
-        threads=threads,
+        threads=options.threads,
         precision=precision,
         target=target,
         inputs=[info_of(v, given, layout) for v, layout in zip(model.graph.inputs, layouts[0], strict=True)],
@@ -168,6 +163,23 @@ def optimize(
         compile_shapes=compiler.compile,
         max_programs=max_programs,
     )
+
+
+def lowering_options(
+    target: str,
+    precision: str,
+    keep_fp32: Collection[str],
+    threads: int | None,
+    im2col_cap: int,
+    algorithm: Algorithm,
+) -> LoweringOptions:
+    """The options of `optimize` that decide kernels, checked; errors as there."""
+    found = usable_target(find_target(target), precision)
+    threads = usable_cores() if threads is None else threads
+    stored = precision_of(precision, keep_fp32, found)
+    check_count("threads", threads, MOST_THREADS)
+    check_count("im2col_cap", im2col_cap)
+    return LoweringOptions(found, threads, im2col_cap, algorithm, precision=stored)
 
 
 def _bound_shapes(model: ir.Model, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
@@ -227,7 +239,7 @@ class _Compiler:
             problems = conv_problems(graph, context, self.options)
             tune_problems(problems, self.tune, self.options, self.cache, self.progress)
         refused: dict[str, str] = {}
-        with self._recorded() as options:
+        with recorded(self.options, self.cache.root, self.deterministic) as options:
             loaded = self._program(graph, context, options, refused, after)
             if self.verify is not False:  # no arrays by name are a random input
                 loaded = self._verified(graph, context, options, loaded, refused, after)
@@ -248,16 +260,6 @@ class _Compiler:
             [p for p in GRAPH_PASSES if p.name == "bind-shapes"],
             PassContext(shapes=given),
         )
-
-    @contextlib.contextmanager
-    def _recorded(self) -> Iterator[LoweringOptions]:
-        """The options with what was measured; deterministic ones are for a fixed number of threads."""
-        if self.deterministic:
-            on_cpu = isinstance(self.options.target, CpuTarget)
-            yield replace(self.options, threads=DETERMINISTIC_THREADS) if on_cpu else self.options
-            return
-        with open_records(self.cache.root) as records:
-            yield replace(self.options, records=records)
 
     def _observer(self, graph: ir.Model, context: PassContext) -> After:
         """Called behind each pass: the check (groups are read as their bodies), the caller, progress."""
@@ -289,23 +291,20 @@ class _Compiler:
         after: After | None,
     ) -> Loaded:
         """The Program of a graph; `refused` grows by what turns out not to be compilable."""
-        while True:
+        meta = {
+            "convopt": __version__,
+            "target": self.options.target.name,
+            "threads": self.options.threads,
+            "precision": options.precision.name,
+            "keep_fp32": sorted(options.precision.keep_fp32),
+            **target_meta(self.options.target),
+        }
+
+        def build() -> Loaded:
             lowered = lower_graph(graph, context, refused, after, options)
-            meta = {
-                "convopt": __version__,
-                "target": self.options.target.name,
-                "threads": self.options.threads,
-                "precision": options.precision.name,
-                "keep_fp32": sorted(options.precision.keep_fp32),
-                **target_meta(self.options.target),
-            }
-            try:
-                return build_program(lowered, options, self.cache, meta, self.progress, self.observe)
-            except Fallbacks as fallbacks:
-                new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}
-                if not new:
-                    raise CompileError(f"neither kernel nor fallback: {fallbacks}") from fallbacks
-                refused.update(new)
+            return build_program(lowered, options, self.cache, meta, self.progress, self.observe)
+
+        return settled(refused, build)
 
     def _verified(
         self,

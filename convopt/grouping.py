@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 import onnx_ir as ir
 
+from convopt.errors import CompileError
 from convopt.lowering.base import LoweringOptions
 from convopt.lowering.program import Fallbacks, lower_only
 from convopt.passes import PassContext, run_passes
@@ -21,8 +25,9 @@ from convopt.passes.narrow_storage import NarrowStorage
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.plans import choose_plan, plan_seconds
 from convopt.targets import CpuTarget
-from convopt.tuning.records import Collector
+from convopt.tuning.records import Collector, open_records
 
+T = TypeVar("T")
 DETERMINISTIC_THREADS = 4  # that deterministic choices are made for, whatever the module's number is
 
 
@@ -70,6 +75,32 @@ def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOption
             if not new:
                 return collector.problems
             refused.update(new)
+
+
+def settled(refused: dict[str, str], build: Callable[[], T]) -> T:
+    """What `build` returns once `refused` holds every node that it refuses; it is called until then.
+
+    CompileError: it refuses one that is in `refused` already.
+    """
+    while True:
+        try:
+            return build()
+        except Fallbacks as fallbacks:
+            new = {node: why for node, why in fallbacks.reasons.items() if node not in refused}
+            if not new:
+                raise CompileError(f"neither kernel nor fallback: {fallbacks}") from fallbacks
+            refused.update(new)
+
+
+@contextlib.contextmanager
+def recorded(options: LoweringOptions, folder: Path, deterministic: bool) -> Iterator[LoweringOptions]:
+    """The options with what was measured; deterministic ones are for a fixed number of threads."""
+    if deterministic:
+        on_cpu = isinstance(options.target, CpuTarget)
+        yield replace(options, threads=DETERMINISTIC_THREADS) if on_cpu else options
+        return
+    with open_records(folder) as records:
+        yield replace(options, records=records)
 
 
 def deterministic_price(graph: ir.Model, context: PassContext, options: LoweringOptions) -> str:

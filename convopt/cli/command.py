@@ -10,9 +10,12 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convopt.errors import DeviceMissing, InputError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 DEVICE_MISSING = DeviceMissing.exit_status  # also of documents that say so themselves
 Document = dict[str, Any]
@@ -136,6 +139,15 @@ def require_program(module: Any, model: str) -> None:
             if info.shape is None or not all(isinstance(d, int) for d in info.shape)
         )
         raise InputError(f"{model}: dynamic dims; give --shape NAME:D,D,... for {dynamic}")
+
+
+def require_static_inputs(model: ir.Model, path: str) -> None:
+    """Raises InputError for dynamic dims: kernels are for known shapes, so nothing could be lowered."""
+    from convopt.ir.values import static_shape
+
+    dynamic = [f"{v.name} {v.shape}" for v in model.graph.inputs if static_shape(v) is None]
+    if dynamic:
+        raise InputError(f"{path}: dynamic dims; give --shape NAME:D,D,... for {', '.join(dynamic)}")
 
 
 def positive(text: str) -> int:

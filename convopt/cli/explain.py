@@ -13,14 +13,16 @@ from convopt.cli.command import (
     ReportProgress,
     add_compile_arguments,
     compile_options,
+    parse_shapes,
     require_program,
+    require_static_inputs,
 )
 from convopt.cli.cost_fields import COST_FIELDS
 from convopt.cli.explain_cost import run_cost, show_cost
 from convopt.errors import InputError
 
 if TYPE_CHECKING:
-    from convopt.passes.base import Pass, PassReport
+    from convopt.passes.base import After, Pass, PassReport
     from convopt.runtime.program import Placement
 
 
@@ -34,7 +36,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="what is chosen for each convolution, and the parts of its predicted time; compiles nothing",
     )
-    parser.add_argument("--node", metavar="NAME", help="only the nodes whose name contains this")
+    parser.add_argument(
+        "--node", metavar="NAME", help="only the nodes whose name contains this; no others are compiled"
+    )
     parser.add_argument("--all", action="store_true", help="all nodes, not convolutions and refusals only")
     add_compile_arguments(parser)
 
@@ -52,14 +56,20 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         # Passes run again, with more refusals, where a kernel could not be made: the last word counts.
         reports[one.name, index] = report
 
-    module = convopt.optimize(arguments.model, **compile_options(arguments), after=after, progress=progress)
-    require_program(module, arguments.model)
+    # What is measured first, or what a whole Program takes, is known of whole models only.
+    if arguments.node is not None and arguments.tune is None and arguments.workspace_cap is None:
+        placed = _place(arguments, after, progress)
+    else:
+        options = compile_options(arguments)
+        module = convopt.optimize(arguments.model, **options, after=after, progress=progress)
+        require_program(module, arguments.model)
+        placed = module.placement
     notes: dict[str, list[dict[str, Any]]] = {}
     for (name, _), report in reports.items():
         for note in report.notes:
             entry = {"pass": name, "text": note.text, "refused": note.refused}
             notes.setdefault(note.node, []).append(entry)
-    placement = {place.node: place for place in module.placement}
+    placement = {place.node: place for place in placed}
     names = list(dict.fromkeys((*placement, *notes)))
     if arguments.node is not None and not any(arguments.node in name for name in names):
         near = difflib.get_close_matches(arguments.node, names, 3, 0.3) or names[:3]
@@ -86,6 +96,36 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "passes": [{"name": name, "changed": report.changed} for (name, _), report in reports.items()],
         "nodes": nodes,
     }
+
+
+def _place(arguments: argparse.Namespace, after: After, progress: ReportProgress) -> tuple[Placement, ...]:
+    """As `optimize` would place the nodes; of the kernels only the wanted nodes' are compiled."""
+    from convopt.arguments import check_choices, folder_of
+    from convopt.codegen.cache import KernelCache
+    from convopt.compiler import lowering_options
+    from convopt.frontends.onnx_file import load
+    from convopt.grouping import lower_graph, recorded, settled
+    from convopt.lowering.program import place_nodes
+    from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
+
+    a = arguments
+    check_choices(a.precision, False, None, a.skip, a.algorithm)
+    passes = without(GRAPH_PASSES, a.skip)
+    options = lowering_options(
+        a.target, a.precision, a.keep_fp32, a.threads, a.im2col_cap or 64 << 20, a.algorithm
+    )
+    model, cache = load(a.model), KernelCache(folder_of(a.cache_dir))
+    context = PassContext(target=options.target, shapes=parse_shapes(a.shape))
+    run_passes(model, passes, context, after)
+    require_static_inputs(model, a.model)
+    refused: dict[str, str] = {}
+    with recorded(options, cache.root, a.deterministic) as chosen:
+
+        def place() -> tuple[Placement, ...]:
+            lowered = lower_graph(model, context, refused, after, chosen)
+            return place_nodes(lowered, chosen, cache, lambda name: a.node in name, progress)
+
+        return settled(refused, place)
 
 
 def _worth_telling(place: Placement | None, notes: list[dict[str, Any]]) -> bool:

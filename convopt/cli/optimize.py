@@ -18,6 +18,7 @@ from convopt.cli.command import (
     parse_shapes,
     refuse_compile_options,
     require_program,
+    require_static_inputs,
 )
 from convopt.cli.instruments import Instruments, add_instrument_arguments
 from convopt.errors import InputError
@@ -134,7 +135,7 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
 
     run_passes(model, passes, context, after)
     if arguments.lowered:
-        _require_static_inputs(model, arguments.model)
+        require_static_inputs(model, arguments.model)
         options = LoweringOptions(host_cpu(), arguments.threads or usable_cores())
         model = lower_graph(model, context, {}, instruments, options)
     instruments.finish()
@@ -151,17 +152,6 @@ def _write_onnx(arguments: argparse.Namespace, output: Path, progress: ReportPro
         "max_error": equality.max_error,
         "unchecked": equality.unchecked,
     }
-
-
-def _require_static_inputs(model: ir.Model, path: str) -> None:
-    """Raises InputError for dynamic dims: kernels are for known shapes, so nothing could be lowered."""
-    from convopt.ir.values import static_shape
-
-    dynamic = [f"{v.name} {v.shape}" for v in model.graph.inputs if static_shape(v) is None]
-    if dynamic:
-        raise InputError(
-            f"{path}: dynamic dims; --lowered wants --shape NAME:D,D,... for {', '.join(dynamic)}"
-        )
 
 
 def _operator_counts(model: ir.Model) -> dict[str, int]:

@@ -49,6 +49,17 @@ def node_names(group: ir.Node) -> list[str]:
     return [node.name or "" for node in body_of(group)]
 
 
+def placements(work: LoweredGroup) -> Iterable[Placement]:
+    """Where each of the group's nodes runs."""
+    label = "; ".join(c.label for c in work.calls if c.label)
+    for node in body_of(work.group):
+        if work.island:
+            reason = node.metadata_props.get(REFUSED, "")
+            yield Placement(node.name or "", node.op_type, "fallback", reason)
+        elif work.group.op_type != "Relayout":
+            yield Placement(node.name or "", node.op_type, "compiled" if work.calls else "view", label)
+
+
 class Assembler:
     """Puts the lowered groups in a row: lifetimes, addresses, weights, steps.
 
@@ -88,7 +99,7 @@ class Assembler:
             size,
             arena.live_bytes(list(self._memory.values())),
             tuple(steps),
-            tuple(p for work in self.works for p in self._placements(work)),
+            tuple(p for work in self.works for p in placements(work)),
             dict(meta),
         )
 
@@ -171,15 +182,6 @@ class Assembler:
             tuple(node_names(group)),
             f"onnxruntime: {', '.join(sorted({n.op_type for n in body}))}",
         )
-
-    def _placements(self, work: LoweredGroup) -> Iterable[Placement]:
-        label = "; ".join(c.label for c in work.calls if c.label)
-        for node in body_of(work.group):
-            if work.island:
-                reason = node.metadata_props.get(REFUSED, "")
-                yield Placement(node.name or "", node.op_type, "fallback", reason)
-            elif work.group.op_type != "Relayout":
-                yield Placement(node.name or "", node.op_type, "compiled" if work.calls else "view", label)
 
 
 def kernel_steps(

@@ -27,6 +27,7 @@ from convopt.lowering.assemble import (
     image_of,
     loaded_program,
     node_names,
+    placements,
 )
 from convopt.lowering.base import KernelCall, LoweringContext, LoweringOptions, Progress, Refused
 from convopt.lowering.conv import halo_of, needs_no_border
@@ -41,7 +42,7 @@ from convopt.lowering.storage import (
     plan_aliases,
 )
 from convopt.runtime.loaded import Loaded
-from convopt.runtime.program import IslandStep
+from convopt.runtime.program import IslandStep, Placement
 from convopt.schedules.base import TensorView, row_major
 from convopt.schedules.conv_amx import AmxConv
 from convopt.targets import CpuTarget, GpuTarget
@@ -84,6 +85,27 @@ def build_program(
     builder = _Builder(model.graph, options)
     works = builder.lower()
     calls = [call for work in works for call in work.calls]
+    keys, objects = _compiled(works, options, cache, progress)
+    codes = device_codes(objects, options.target)
+    assembled = Assembler(builder.graph, builder.plan, works, keys, options.target, codes)
+    uses_tiles = any(isinstance(c.schedule, AmxConv) for c in calls)
+    if uses_tiles and isinstance(options.target, CpuTarget) and not options.target.emulated:
+        meta = {**meta, "matrix_tiles": True}
+    program = assembled.program(meta, builder.output_names)
+    weights, islands = assembled.weights(), tuple(assembled.islands)
+    if observe is not None and isinstance(options.target, GpuTarget):
+        observe([DeviceCall(call, codes[keys[id(call)]]) for call in calls])
+    image = image_of(objects, codes, cache, options.target)
+    loaded = loaded_program(program, image, weights, islands, options.target)
+    _check_islands(loaded, options.threads)
+    return loaded
+
+
+def _compiled(
+    works: Sequence[LoweredGroup], options: LoweringOptions, cache: KernelCache, progress: Progress | None
+) -> tuple[dict[int, str], dict[str, bytes]]:
+    """(the kernel's key by the call's id, what it was compiled to by its key). Fallbacks: what wasn't."""
+    calls = [call for work in works for call in work.calls]
     sources = {id(c): KernelSource(c.schedule, c.problem, options.target) for c in calls}
     report = None if progress is None else (lambda done, total: progress("compile kernels", done, total))
     compiled = compile_kernels(sources.values(), cache, report)
@@ -97,20 +119,24 @@ def build_program(
                 for name in node_names(work.group)
             }
         )
-    keys = {i: s.key for i, s in sources.items()}
-    codes = device_codes(compiled.objects, options.target)
-    assembled = Assembler(builder.graph, builder.plan, works, keys, options.target, codes)
-    uses_tiles = any(isinstance(c.schedule, AmxConv) for c in calls)
-    if uses_tiles and isinstance(options.target, CpuTarget) and not options.target.emulated:
-        meta = {**meta, "matrix_tiles": True}
-    program = assembled.program(meta, builder.output_names)
-    weights, islands = assembled.weights(), tuple(assembled.islands)
-    if observe is not None and isinstance(options.target, GpuTarget):
-        observe([DeviceCall(call, codes[keys[id(call)]]) for call in calls])
-    image = image_of(compiled.objects, codes, cache, options.target)
-    loaded = loaded_program(program, image, weights, islands, options.target)
-    _check_islands(loaded, options.threads)
-    return loaded
+    return {i: s.key for i, s in sources.items()}, compiled.objects
+
+
+def place_nodes(
+    model: ir.Model,
+    options: LoweringOptions,
+    cache: KernelCache,
+    wanted: Callable[[str], bool],
+    progress: Progress | None = None,
+) -> tuple[Placement, ...]:
+    """Where `build_program` would have each node run; only groups with a node that is `wanted` are compiled.
+
+    Raises:
+        Fallbacks: kernels that were refused, or, of wanted nodes, could not be compiled.
+    """
+    works = _Builder(model.graph, options).lower()
+    _compiled([w for w in works if any(map(wanted, node_names(w.group)))], options, cache, progress)
+    return tuple(place for work in works for place in placements(work))
 
 
 def lower_only(model: ir.Model, options: LoweringOptions) -> None:

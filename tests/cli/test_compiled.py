@@ -206,6 +206,10 @@ def test_explain_tells_each_pass_of_each_convolution(model: Path, capsys: pytest
     assert "fold-batchnorm: BatchNormalization 'norm' folded in" in capsys.readouterr().out
     assert main(["explain", str(model), "--node", "nowhere"]) == 2
     assert "has no node whose name contains this" in capsys.readouterr().err
+    of_one = _document(["explain", str(model), "--node", "conv", "--all"], capsys)
+    of_all = _document(["explain", str(model), "--all"], capsys)
+    assert of_one["nodes"] == [node for node in of_all["nodes"] if "conv" in node["node"]]
+    assert of_one["passes"] == of_all["passes"]
 
 
 def test_explain_tells_refusals_and_fallbacks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

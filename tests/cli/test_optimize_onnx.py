@@ -121,7 +121,7 @@ def test_wrong_arguments_exit_with_2_and_leave_nothing(
 def test_lowering_wants_static_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = conv_relu(tmp_path / "in.onnx", ("N", 3, "H", "W")), tmp_path / "out.onnx"
     assert main(["optimize", str(source), "-o", str(target), "--lowered"]) == 2
-    assert "--lowered wants --shape NAME:D,D,... for x [N,3,H,W]" in capsys.readouterr().err
+    assert "dynamic dims; give --shape NAME:D,D,... for x [N,3,H,W]" in capsys.readouterr().err
     assert not target.exists()
 
 
