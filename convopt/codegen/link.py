@@ -18,6 +18,7 @@ from pathlib import Path
 
 from convopt.codegen.cache import KernelCache
 from convopt.errors import CompileError, CompilerMissing
+from convopt.runtime.folders import naming
 
 # No -march: the executor must run wherever the kernels' own instructions do.
 COMPILE_FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden")
@@ -70,7 +71,7 @@ def executor_object(cache: KernelCache | None = None) -> bytes:
     key = hashlib.sha256(identity.encode()).hexdigest()[:32]
     if cache and (code := cache.get(key)) is not None:
         return code
-    with tempfile.TemporaryDirectory(prefix="convopt-") as folder:
+    with tempfile.TemporaryDirectory(prefix="convopt-") as folder, naming(Path(folder)):
         c_file, object_file = Path(folder, "executor.c"), Path(folder, "executor.o")
         c_file.write_text(source)
         _run([*compiler, *COMPILE_FLAGS, "-c", str(c_file), "-o", str(object_file)], "compiling the executor")
@@ -86,9 +87,10 @@ def link(objects: Mapping[str, bytes] | Sequence[Path], cache: KernelCache | Non
     objects: ELF objects, in memory (keys are only names for messages) or as paths.
     cache: keeps the compiled executor.
     CompileError: no compiler, a symbol that is defined twice or nowhere, an object that is none.
+    InputError: no room for temporary files.
     """
     compiler = c_compiler()
-    with tempfile.TemporaryDirectory(prefix="convopt-") as name:
+    with tempfile.TemporaryDirectory(prefix="convopt-") as name, naming(Path(name)):
         folder = Path(name)
         paths = [folder / "executor.o"]
         paths[0].write_bytes(executor_object(cache))
