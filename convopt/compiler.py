@@ -133,7 +133,7 @@ def optimize(
     if tune is not None and (deterministic or algorithm != "auto"):
         raise InputError("tune measures all schedules: it goes with neither deterministic nor algorithm")
     if tune is not None and (refusal := why_not_here(options.target)) is not None:
-        raise InputError(f"tune measures on this machine: {refusal}; {ELSEWHERE}")
+        raise DeviceMissing(f"tune measures on this machine: {refusal}; {ELSEWHERE}")
     compiler = _Compiler(
         model,
         options,

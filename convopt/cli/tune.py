@@ -90,21 +90,21 @@ def target_of(arguments: argparse.Namespace, remedy: str) -> CpuTarget | GpuTarg
     """What is tuned for. remedy: where else it could be measured, if it has to be on this machine.
 
     Raises:
-        InputError: there is no such target, or no such device here.
-        CompileError: nothing here compiles for it.
+        InputError: there is no such target. DeviceMissing: no such device is here.
+        CompilerMissing: nothing here compiles for it.
     """
     from convopt.arguments import find_target
-    from convopt.errors import ExecutionError
+    from convopt.errors import DeviceMissing
     from convopt.tuning.where import why_not_here
 
     try:
         target = find_target(arguments.target)
-    except ExecutionError as error:  # "dcu" and the like, which are the device that is here
-        raise InputError(
+    except DeviceMissing as error:  # "dcu" and the like, which are the device that is here
+        raise DeviceMissing(
             f"--target {arguments.target}: {error}; name the chip (`convopt targets`)"
         ) from error
     if remedy and (refusal := why_not_here(target)) is not None:
-        raise InputError(f"--target {arguments.target}: {refusal}; {remedy}")
+        raise DeviceMissing(f"--target {arguments.target}: {refusal}; {remedy}")
     return target
 
 

@@ -238,7 +238,7 @@ def test_wrong_targets_and_options_are_said() -> None:
     for target in ("opencl", "cpu"):
         with pytest.raises(InputError, match=r'"tf32": .* has no matrix unit that multiplies in it'):
             convopt.optimize(_model(), target=target, precision="tf32")
-    with pytest.raises(InputError, match=r"tune measures on this machine: no HIP .* `convopt worker`"):
+    with pytest.raises(DeviceMissing, match=r"tune measures on this machine: no HIP .* `convopt worker`"):
         convopt.optimize(_model(), target="dcu:k100-ai", tune=1.0)
 
 
