@@ -87,6 +87,7 @@ def rule_plan(problem: ConvProblem, options: LoweringOptions) -> ConvPlan | None
     try:
         if isinstance(target, GpuTarget):
             config = gpu_rule(problem, target, unit_for(problem, target)).chosen.config
+            plan_seconds(ConvPlan(config), problem, target, options.threads)  # it has a price
             return ConvPlan(config) if config.why_not(problem, target) is None else None
         return ConvPlan(cpu_rule(problem, target, options.threads).chosen.config)
     except ValueError:

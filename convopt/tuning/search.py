@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,9 +89,11 @@ def neighbours(
     plan: ConvPlan, problem: ConvProblem, target: CpuTarget | GpuTarget, threads: int, cap: int
 ) -> list[ConvPlan]:
     """The plans that differ in one field by a little, the cheapest by estimate first."""
-    found = []
+    found: dict[ConvPlan, float] = {}
     for name, other in _changes(plan.schedule):
         near = replace(plan, schedule=replace(plan.schedule, **{name: other}))
         if why_not(near, problem, target, cap) is None:
-            found.append(near)
-    return sorted(found, key=lambda near: plan_seconds(near, problem, target, threads, cap))
+            # The model takes more for pads than the schedule does, and says of some that they don't fit.
+            with contextlib.suppress(ValueError):
+                found[near] = plan_seconds(near, problem, target, threads, cap)
+    return sorted(found, key=found.__getitem__)

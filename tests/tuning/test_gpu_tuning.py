@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from convopt.codegen.cache import KernelCache
 from convopt.compiler import model_problems
 from convopt.lowering.base import LoweringOptions
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.selection.conv_plan import ConvPlan
-from convopt.selection.plans import choose_plan, ranked
+from convopt.selection.plans import CAP, choose_plan, plan_seconds, ranked, why_not
 from convopt.targets import GPU_TARGETS
 from convopt.tuning.candidate import compile_candidates
 from convopt.tuning.identity import task_key
 from convopt.tuning.runner import TOLERANCES, LocalRunner
+from convopt.tuning.search import neighbours
 from convopt.tuning.store import Store
 from tests.cli.fields import undocumented
 from tests.oracle.conv import conv as oracle_conv
@@ -120,6 +122,25 @@ def test_records_of_another_chip_or_type_are_not_used(tmp_path: Path) -> None:
             store.add_record(other, odd, 1e-3, 0.5, best)
     plain = convopt.optimize(source, target="opencl", cache_dir=tmp_path / "none")
     assert kernels(convopt.optimize(source, target="opencl", cache_dir=tmp_path)) == kernels(plain)
+
+
+def test_what_lies_around_a_plan() -> None:
+    """Its stages, parts of the reduction, orders of blocks, epilogue and pads; not what the model can't price
+    as it counts more shared memory than the schedule does.
+    """
+    problem = conv(n=1, c=32, size=14, k=32)
+    tile = ImplicitGemm(128, 32, 16, 4, 8, split_k=4, pad=(0, 4, 4), down=(1, 8))
+    near = neighbours(ConvPlan(tile), problem, OPENCL, 1, CAP)
+    changed = {
+        name for plan in near for name, value in asdict(plan.schedule).items() if value != asdict(tile)[name]
+    }
+    assert changed == {"stages", "split_k", "swizzle", "epilogue", "pad", "down"}
+    seconds = [plan_seconds(plan, problem, OPENCL, 1) for plan in near]
+    assert seconds == sorted(seconds)
+    deeper = ConvPlan(replace(tile, stages=3))
+    assert why_not(deeper, problem, OPENCL) is None and deeper not in near
+    with pytest.raises(ValueError, match="does not fit opencl"):
+        plan_seconds(deeper, problem, OPENCL, 1)
 
 
 def compiled(problem: ConvProblem, plans: list[ConvPlan], folder: Path) -> list[Path]:
