@@ -36,6 +36,7 @@ WIN = 0.98  # of the untuned plan's time, the median of the turns: less is noise
 RACE_SECONDS = 0.2  # for each runner of a race
 CANDIDATE_TIMEOUT = 10.0
 LEAST_VISIT = 1.0  # seconds: with less left no visit is begun
+MOST_UNPREPARED = 3  # visits to a convolution
 GRACE = 4.0  # seconds past the budget that what has begun may take
 DECAY = 0.5  # of a convolution's expected gain with each visit without a new record
 
@@ -89,6 +90,7 @@ class State:
     untuned: float | None = None
     exhausted: bool = False
     busy: bool = False
+    unprepared: int = 0  # visits whose candidates could not be compiled where they are measured
     raced: set[ConvPlan] = field(default_factory=set)
 
 
@@ -204,7 +206,8 @@ class Tuner:
         timeout = max(1.0, self._left() + GRACE / 2)
         failures = self.runner.prepare([candidate.path for candidate in files.values()], timeout)
         if isinstance(failures, str):
-            state.exhausted = self._left() > CANDIDATE_TIMEOUT  # it was not the time: they would fail again
+            state.unprepared += 1  # a device that went away has successors; what no compiler survives, none
+            state.exhausted = state.unprepared == MOST_UNPREPARED
             return {}
         for plan, candidate in files.items():
             if candidate.path in failures:

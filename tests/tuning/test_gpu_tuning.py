@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from convopt.selection.plans import CAP, choose_plan, plan_seconds, ranked, why_
 from convopt.targets import GPU_TARGETS
 from convopt.tuning.candidate import compile_candidates
 from convopt.tuning.identity import task_key
-from convopt.tuning.runner import TOLERANCES, LocalRunner
+from convopt.tuning.runner import TOLERANCES, LocalRunner, Probe
 from convopt.tuning.search import neighbours
 from convopt.tuning.store import Store
+from convopt.tuning.tuner import Task, Tuner
 from tests.cli.fields import undocumented
 from tests.oracle.conv import conv as oracle_conv
 from tests.oracle.conv import conv_transpose as oracle_conv_transpose
@@ -205,6 +207,43 @@ def test_tune_on_a_device_makes_records_that_are_used(
     if one["tuned"] != one["untuned"]:
         untuned = convopt.optimize(source, target="opencl", cache_dir=tmp_path / "none")
         assert kernels(module) != kernels(untuned)
+
+
+class Preparing:
+    """A Runner on a device whose compiler says `answers`, one for each time it is asked; all take as long."""
+
+    def __init__(self, *answers: Callable[[Sequence[Path]], dict[Path, str] | str]) -> None:
+        self.answers, self.probed = list(answers), 0
+
+    def reset(self) -> None:
+        pass
+
+    def prepare(self, paths: Sequence[Path], timeout: float) -> dict[Path, str] | str:
+        assert timeout > 0
+        return self.answers.pop(0)(paths)
+
+    def probe(self, path: Path, reference: Path, tolerance: float, timeout: float) -> Probe:
+        self.probed += 1
+        return Probe(1e-3)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+def test_a_compiler_that_refuses_and_a_device_that_goes_away(tmp_path: Path) -> None:
+    """What is refused is remembered and the rest measured; three visits without any answer are enough."""
+    problem, options = halves(conv(n=1, c=16, size=7, k=24)), LoweringOptions(GPU_TARGETS["dcu:k100-ai"], 1)
+    gone = ["the device went away"] * 3
+    runner = Preparing(lambda paths: {paths[1]: "refused"}, *(lambda _, said=said: said for said in gone))
+    with Store(tmp_path / "s.sqlite3") as store:
+        tuner = Tuner(store, options, KernelCache(tmp_path), runner, None)
+        (outcome,) = tuner.tune([Task(problem)], 200.0)
+        trials = store.trials(task_key(problem, options.target, 1))
+    assert (outcome.tried, outcome.failed, runner.probed) == (4, 1, 4)
+    assert [trial.failure for trial in trials if trial.seconds is None] == ["refused"]
+    assert runner.answers == []
 
 
 @pytest.mark.parametrize(
