@@ -61,6 +61,7 @@ def test_calibrate_measures_and_targets_shows(tmp_path: Path, capsys: pytest.Cap
     assert "GFLOP/s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_an_opencl_device_is_calibrated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from convopt.bench.networks import NETWORKS
 from convopt.bench.suites import suite
 from convopt.cli import bench
 from convopt.cli.main import main
+from tests.bench.test_networks import MOST_SLOW
 from tests.cli.fields import undocumented
 
 FIRST = ConvCase(1, 8, 9, 9, 6, 3, 3, 1, 1)
@@ -141,7 +142,7 @@ def test_kinds(case: ConvCase, kind: str) -> None:
     assert case.kind == kind
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_torch_computes_the_networks(name: str) -> None:
     pytest.importorskip("torch")
     size = 75 if name == "inception" else 32

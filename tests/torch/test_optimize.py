@@ -99,7 +99,7 @@ def test_the_backend_is_found_by_name(entry_point: str) -> None:
     [
         ("torch_compile", "0 fallback"),
         ("onnx_model", "convs compiled: 1 of 1"),
-        ("save_and_ship", "shipped: [["),
+        pytest.param("save_and_ship", "shipped: [[", marks=pytest.mark.slow),
     ],
 )
 def test_examples_run(example: str, words: str, entry_point: str) -> None:

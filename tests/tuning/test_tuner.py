@@ -61,7 +61,8 @@ class ScriptedRunner:
 
 def tune(tmp_path: Path, runner, seconds: float = 120.0):
     with Store(tmp_path / "store.sqlite3") as store:
-        tuner = Tuner(store, OPTIONS, KernelCache(tmp_path), runner, None)
+        kernels = KernelCache(tmp_path.parent / "tuned")  # of all tests here: the candidates are the same
+        tuner = Tuner(store, OPTIONS, kernels, runner, None)
         (outcome,) = tuner.tune([Task(PROBLEM)], seconds)
         return outcome, store.best(KEY), store.trials(KEY)
 
