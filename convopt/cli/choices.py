@@ -29,8 +29,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
+    from statistics import median
+
     from convopt.bench.results import geometric_mean
     from convopt.codegen.cache import KernelCache
+    from convopt.selection.plans import choose_plan
     from convopt.tuning.choices import measure_space, quality
     from convopt.tuning.records import STORE_NAME
     from convopt.tuning.runner import LocalRunner
@@ -39,6 +42,11 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     problems, options = problems_of(
         arguments, progress, target_of(arguments, "choices are measured here only")
     )
+    selection = []
+    for problem in problems:
+        start = time.process_time()
+        choose_plan(problem, options.target, options.threads, "auto", options.im2col_cap)
+        selection.append(1e3 * (time.process_time() - start))
     cache = KernelCache(arguments.cache_dir)
     deadline = time.monotonic() + arguments.budget
     runner = LocalRunner()
@@ -62,6 +70,8 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "command": "choices",
         "target": options.target.name,
         "threads": options.threads,
+        "selection_ms": median(selection),
+        "selection_most_ms": max(selection),
         "unmeasured": len(problems) - len(found),
         "first_geomean": geometric_mean([one.first for one in found]) if found else None,
         "first_least": min((one.first for one in found), default=None),
@@ -98,6 +108,10 @@ def _show(document: Document) -> None:
             f" {document['first_least']:.3f}; best of its first 8: {document['top8_geomean']:.3f}"
             + ("" if document["rule_geomean"] is None else f"; the rule's: {document['rule_geomean']:.3f}")
         )
+    print_line(
+        f"choosing took {document['selection_ms']:.1f} ms of processor time a convolution, at most"
+        f" {document['selection_most_ms']:.1f}"
+    )
     if document["unmeasured"]:
         print_line(f"{document['unmeasured']} convolutions were not reached: run it again, it goes on")
 
@@ -112,6 +126,8 @@ measured before is used; a second run goes on.""",
     fields={
         "target": "what was measured on",
         "threads": "what was measured with",
+        "selection_ms": "processor time of a convolution's untuned choice, the median",
+        "selection_most_ms": "the most that one took",
         "unmeasured": "convolutions that the budget did not reach",
         "first_geomean": "of convs[].first",
         "first_least": "of convs[].first",
