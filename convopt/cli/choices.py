@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import asdict
 
@@ -43,6 +44,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         arguments, progress, target_of(arguments, "choices are measured here only")
     )
     selection = []
+    _forget()  # the problems were chosen for when they were collected
     for problem in problems:
         start = time.process_time()
         choose_plan(problem, options.target, options.threads, "auto", options.im2col_cap)
@@ -79,6 +81,14 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "rule_geomean": geometric_mean(ruled) if ruled else None,
         "convs": [asdict(one) for one in found],
     }
+
+
+def _forget() -> None:
+    """Empties all of the package's caches, so that a choice costs what it costs a new process."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("convopt.")]
+    for value in [value for module in modules for value in vars(module).values()]:
+        if callable(clear := getattr(value, "cache_clear", None)):
+            clear()
 
 
 def _show(document: Document) -> None:
