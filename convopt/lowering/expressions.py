@@ -128,8 +128,9 @@ def _pow(b: ExpressionBuilder, node: ir.Node, args: list[int]) -> int:
         return square if exponent == 2 else b.add("reciprocal", square)
     if exponent in (1, -1):
         return x if exponent == 1 else b.add("reciprocal", x)
-    if exponent in (0.5, -0.5):
-        root = b.add("sqrt", x)
+    if exponent in (0.5, -0.5):  # sqrt differs at -0 and -inf, of which C's pow loses the sign
+        root = b.add("where", b.add("equal", x, b.const(-inf)), b.const(inf), b.add("sqrt", x))
+        root = b.add("where", b.add("equal", x, b.const(0.0)), b.const(0.0), root)
         return root if exponent > 0 else b.add("reciprocal", root)
     return b.const(1.0) if exponent == 0 else b.add("pow", *args)
 

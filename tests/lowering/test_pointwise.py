@@ -26,6 +26,7 @@ def numbers(*shape: int, seed: int = 0, low: float = -4, high: float = 4) -> np.
 
 
 X, Y, POSITIVE = numbers(2, 5, 4, 3), numbers(2, 5, 4, 3, seed=1), numbers(2, 5, 4, 3, low=0.1)
+INF, NAN = float("inf"), float("nan")
 ALPHA = {"alpha": 0.3}
 UNARY: dict[str, dict[str, Any]] = {
     "Abs": {}, "Ceil": {}, "Celu": ALPHA, "Elu": ALPHA, "Erf": {}, "Exp": {}, "Floor": {}, "Gelu": {},
@@ -86,6 +87,16 @@ def test_choice_and_negation(tmp_path: Path) -> None:
 def test_constant_exponent(exponent: float, tmp_path: Path) -> None:
     model = single("Pow", {"x": POSITIVE}, {"e": np.array(exponent, np.float32)})
     check_group(model, "Pointwise", lower, {"x": POSITIVE}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "want"),
+    [(0.5, [0, 0, INF, INF, NAN, NAN, 2]), (-0.5, [INF, INF, 0, 0, NAN, NAN, 0.5])],
+)
+def test_roots_of_zero_and_infinity_are_those_of_c(exponent: float, want: list[float]) -> None:
+    x = np.array([0, -0.0, INF, -INF, -2, NAN, 4], np.float32)
+    module = convopt.optimize(single("Pow", {"x": x}, {"e": np.array(exponent, np.float32)}), threads=1)
+    np.testing.assert_array_equal(module(x), np.array(want, np.float32))
 
 
 def test_computed_exponent(tmp_path: Path) -> None:

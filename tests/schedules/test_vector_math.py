@@ -169,9 +169,9 @@ def test_binary(name: str, lanes: int, tmp_path: Path) -> None:
     assert ulps(got, want) <= 0.51
 
 
-def test_pow_has_the_signs_of_whole_exponents(tmp_path: Path) -> None:
-    bases = [0.0, 1.0, -1.0, 2.0, -2.0, 0.3, -0.3, 17.5, -17.5, INF]
-    exponents = [0.0, 1.0, 2.0, 3.0, -1.0, -2.0, 0.5, -0.5, 2.5, 7.0, 16.0]
+def test_pow_has_the_special_cases_of_c(tmp_path: Path) -> None:
+    bases = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.3, -0.3, 17.5, -17.5, INF, -INF, NAN]
+    exponents = [0.0, 1.0, 2.0, 3.0, -1.0, -2.0, -3.0, 0.5, -0.5, 2.5, 7.0, 16.0, INF, -INF, NAN]
     x, y = np.array([(a, b) for a in bases for b in exponents], np.float32).T
     got = evaluate(Expression(2, (Op("pow", (0, 1)),), (2,)), [x, y], tmp_path)
     with np.errstate(all="ignore"):
@@ -179,6 +179,8 @@ def test_pow_has_the_signs_of_whole_exponents(tmp_path: Path) -> None:
     finite = np.isfinite(want)
     assert np.array_equal(got[~finite], want[~finite].astype(np.float32), equal_nan=True)
     np.testing.assert_allclose(got[finite], want[finite], rtol=1e-5)
+    zero = want == 0
+    assert np.array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
 
 
 def test_where_takes_either_side(tmp_path: Path) -> None:
