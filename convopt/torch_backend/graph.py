@@ -131,6 +131,8 @@ class _Attempt:
         placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         self.index = {node.name: i for i, node in enumerate(placeholders)}
         held = {placeholders[i]: args[i] for i in graph.parameters if _is_constant(args[i])}
+        # Before anything is packed: what another thread changes meanwhile is noticed at the next call.
+        self.states = {self.index[node.name]: (t.data_ptr(), t._version) for node, t in held.items()}
         self.constants = fold(self.module, held)
         self.used: set[str] = set()
         self.parts: list[CompiledPart] = []
@@ -177,7 +179,7 @@ class _Attempt:
 
     def watched(self) -> list[tuple[int, torch.Tensor, int, int]]:
         found = sorted(self.index[name] for name in self.used)
-        return [(i, self.args[i], self.args[i].data_ptr(), self.args[i]._version) for i in found]
+        return [(i, self.args[i], *self.states[i]) for i in found]
 
     def report(self) -> GraphReport:
         folded = [Placement(name, op, "folded", "") for name, op in self.constants.folded]

@@ -88,6 +88,22 @@ def test_parameters_that_change_are_noticed() -> None:
     assert len(reports) == 5  # once for each change, never for a call
 
 
+def test_a_parameter_that_changes_while_its_graph_is_compiled_is_noticed() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    changes = [2.0]
+
+    def change(report: object) -> None:
+        """Stands for another thread: the kernels have been made, the call is still to come."""
+        while changes:
+            conv.bias.add_(changes.pop())
+
+    call, _ = compiled(conv, report=change)
+    with torch.no_grad():
+        x = torch.randn(1, 3, 8, 8)
+        call(x)
+        torch.testing.assert_close(call(x), conv(x))
+
+
 def test_parameters_that_change_at_every_call_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None:
     conv = nn.Conv2d(3, 4, 3)
     x = torch.randn(1, 3, 6, 7)
