@@ -148,4 +148,5 @@ unused.""",
     add_arguments=_add_arguments,
     run=_run,
     show=_show,
+    status=lambda document: 1 if document.get("faults") else 0,
 )

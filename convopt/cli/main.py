@@ -36,7 +36,7 @@ COMMANDS = {
 }
 
 EXIT_STATUS = (
-    "exit status: 0 done, 1 (selftest) a check failed, 2 a wrong argument, model or input (one line on stderr"
+    "exit status: 0 done, 1 (selftest, cache verify) a check failed, 2 a wrong argument, model or input (one line on stderr"
     " says what), 3 the target's device, or its driver or compiler, is missing on this machine"
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,15 @@ def test_cache_actions(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert document(capsys, "cache", "import", str(tmp_path / "out.json"), *there)["rows"] == {
         "trials": 1, "records": 1
     }  # fmt: skip
+
+
+def test_a_damaged_row_is_a_fault_and_an_exit_status(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "tuning.sqlite3")) as store, store:
+        store.execute("UPDATE records SET plan = '{'")
+    assert main(["cache", "verify", "--cache-dir", str(folder)]) == 1
+    assert "plan is no JSON" in capsys.readouterr().out
 
 
 def test_cache_merge(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
