@@ -11,7 +11,9 @@ from convopt.errors import InputError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", metavar="ARTIFACT", help="made by `convopt optimize` for a dcu: or hip: target")
+    parser.add_argument(
+        "artifact", metavar="ARTIFACT", help="made by `convopt optimize` for a dcu: or hip: target"
+    )
     parser.add_argument(
         "--toolkit", metavar="DIR", help="DTK's or ROCm's folder (default: $ROCM_PATH, /opt/dtk, /opt/rocm)"
     )

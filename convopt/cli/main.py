@@ -36,8 +36,8 @@ COMMANDS = {
 }
 
 EXIT_STATUS = (
-    "exit status: 0 done, 1 (selftest, cache verify) a check failed, 2 a wrong argument, model or input (one line on stderr"
-    " says what), 3 the target's device, or its driver or compiler, is missing on this machine"
+    "exit status: 0 done, 1 (selftest, cache verify) a check failed, 2 a wrong argument, model or input (one"
+    " line on stderr says what), 3 the target's device, or its driver or compiler, is missing on this machine"
 )
 
 
