@@ -248,16 +248,15 @@ class VectorMath:
         zero, one = self.const(0.0), self.const(1.0)
         magnitude = self.hold(T.abs(x))
         size = self.exp(self.hold(y * self.hold(self.log(magnitude))))
-        size = self.hold(T.Select(magnitude == one, one, size))  # also with an infinite y
+        size = self.hold(T.Select(magnitude == one, one, size))  # also with an infinite or no y
         half = self.hold(y * self.const(0.5))
         odd = T.floor(half) != half
         whole = T.floor(y) == y
-        # Of zeros and infinities only odd whole powers see the sign; other negative ones have no power else.
+        # Odd whole powers keep the sign; others lose it at zero and infinity, and are NaN elsewhere below.
         signed = T.Select(odd, self.const(-1.0), one) * size
         finite = T.Select(x < zero, T.Select(x > self.const(-inf), self.const(nan), size), size)
         negative = T.Select(whole, signed, finite)
         result = self.hold(T.Select(self.bits(x) < self.int(0), negative, size))
-        result = T.Select(x == one, one, result)
         return T.Select(y == zero, one, result)
 
     # Smooth activations
