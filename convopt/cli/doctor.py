@@ -62,13 +62,12 @@ def _cpu() -> Document:
 
 def _gpu(target: GpuTarget) -> Document:
     """One target. `missing` is what has to be done first: the compiler's part before the device's."""
+    from convopt.codegen.device import why_no_compiler
     from convopt.codegen.found import find
 
-    found = find(target)
-    missing = found.no_code or found.no_run
-    return _entry(
-        target.name, target.kind, dict(found.parts), found.no_code is None, missing is None, missing
-    )
+    found, no_code = find(target), why_no_compiler(target)
+    missing = no_code or found.no_run
+    return _entry(target.name, target.kind, dict(found.parts), no_code is None, missing is None, missing)
 
 
 def _entry(

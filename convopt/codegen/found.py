@@ -1,11 +1,10 @@
-"""What a GPU target needs and what of it is on this machine: compiler, library, device."""
+"""What an artifact for a GPU target needs, and what of it is on this machine: compiler, library, device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from convopt.codegen.device import why_no_compiler
 from convopt.errors import ConvoptError
 from convopt.runtime import hip_library, hipcc
 from convopt.runtime.device import open_device
@@ -16,12 +15,11 @@ from convopt.targets import GPU_TARGETS, GpuTarget
 class Found:
     """parts: the path or name of each part that is there: compiler, library, device.
 
-    no_code: why nothing is compiled for the target here. no_run: why its artifacts don't run here, the first
-    thing that is missing. Both in words with the remedy, None where nothing is missing.
+    no_run: why the target's artifacts don't run here: the first thing that is missing, in words with the
+    remedy; None where nothing is.
     """
 
     parts: Mapping[str, str]
-    no_code: str | None
     no_run: str | None
 
 
@@ -43,7 +41,7 @@ def find(target: GpuTarget) -> Found:
             missing.append(f"the device here, {parts['device']}, is no {target.chip} ({target.arch})")
     except ConvoptError as error:
         missing.append(str(error))
-    return Found(parts, why_no_compiler(target), missing[0] if missing else None)
+    return Found(parts, missing[0] if missing else None)
 
 
 def runnable() -> list[GpuTarget]:
