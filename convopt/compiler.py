@@ -56,6 +56,8 @@ from convopt.runtime.loaded import Loaded
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.signature import TensorInfo
 from convopt.schedules.conv_problem import ConvProblem
+from convopt.selection.conv_plan import Algorithm
+from convopt.selection.plans import CAP
 from convopt.targets import CpuTarget, GpuTarget, host_cpu
 from convopt.targets.cpu import usable_cores
 from convopt.tuning.session import tune_problems
@@ -63,7 +65,6 @@ from convopt.tuning.where import ELSEWHERE, why_not_here
 from convopt.verification import Verifier
 
 Array = np.ndarray[Any, Any]
-Algorithm = Literal["auto", "direct", "im2col"]
 
 
 def optimize(
@@ -78,7 +79,7 @@ def optimize(
     check: Literal["each-pass"] | None = None,
     skip: Collection[str] = (),
     algorithm: Algorithm = "auto",
-    im2col_cap: int = 64 << 20,
+    im2col_cap: int = CAP,
     workspace_cap: int | None = None,
     tune: float | None = None,
     deterministic: bool = False,
@@ -352,7 +353,7 @@ def model_problems(
     shapes: Mapping[str, Sequence[int]] | None,
     threads: int,
     skip: Collection[str] = (),
-    im2col_cap: int = 64 << 20,
+    im2col_cap: int = CAP,
     target: CpuTarget | GpuTarget | None = None,
     precision: str = "fp32",
 ) -> tuple[Counter[ConvProblem], LoweringOptions]:

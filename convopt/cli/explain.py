@@ -107,12 +107,13 @@ def _place(arguments: argparse.Namespace, after: After, progress: ReportProgress
     from convopt.grouping import lower_graph, recorded, settled
     from convopt.lowering.program import place_nodes
     from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
+    from convopt.selection.plans import CAP
 
     a = arguments
     check_choices(a.precision, False, None, a.skip, a.algorithm)
     passes = without(GRAPH_PASSES, a.skip)
     options = lowering_options(
-        a.target, a.precision, a.keep_fp32, a.threads, a.im2col_cap or 64 << 20, a.algorithm
+        a.target, a.precision, a.keep_fp32, a.threads, a.im2col_cap or CAP, a.algorithm
     )
     model, cache = load(a.model), KernelCache(folder_of(a.cache_dir))
     context = PassContext(target=options.target, shapes=parse_shapes(a.shape))

@@ -17,7 +17,7 @@ from convopt.ir.precision import FP32, Precision
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.conv_plan import Algorithm, ConvPlan
-from convopt.selection.plans import Records, decide
+from convopt.selection.plans import CAP, Records, decide
 from convopt.targets import CpuTarget, GpuTarget
 
 
@@ -63,7 +63,7 @@ class LoweringOptions:
 
     target: CpuTarget | GpuTarget
     threads: int
-    im2col_cap: int = 64 << 20
+    im2col_cap: int = CAP
     algorithm: Algorithm = "auto"
     records: Records | None = None
     precision: Precision = FP32
