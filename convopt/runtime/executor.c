@@ -35,8 +35,8 @@ enum {
     POLLS_PER_CLOCK = 32,       /* polls between two looks at the clock */
     YIELD_AFTER = 20 * 1000,    /* ns of polling after which a waiting thread yields between polls, if there
                                  * are cores for all; at once if there are not */
-    SLEEP_AFTER = 100 * 1000,   /* ns without a launch after which a worker sleeps; waking takes 5 to 80 us */
-    SLEEP_IN_RUN = 1000 * 1000, /* the same while a run goes on: a long step on one thread is no idleness */
+    SLEEP_AFTER = 100 * 1000,   /* ns without a run after which a worker sleeps; waking takes 5 to 80 us */
+    SLEEP_IN_RUN = 1000 * 1000, /* ns without a launch in a run: a long step on one thread is no idleness */
     CHUNK_BITS = 16,            /* of a ticket; the launch number has the other 48 */
     CHUNKS = 4,                 /* of a part: what a thread that is off its core can hold back is one */
 };
@@ -236,7 +236,7 @@ static int in_the_way(const struct member *self, int core) {
  * Returns the new value. */
 static uint64_t wait_for_change(struct member *self, _Atomic uint64_t *word, uint64_t seen, int may_sleep) {
     struct pool *pool = self->pool;
-    int64_t start = 0;
+    int64_t start = 0, idle = 0; /* when the waiting began, and when it was last seen that a run goes on */
     for (unsigned poll = 1;; poll++) {
         uint64_t value = atomic_load_explicit(word, memory_order_acquire);
         if (value != seen)
@@ -245,11 +245,12 @@ static uint64_t wait_for_change(struct member *self, _Atomic uint64_t *word, uin
         if (poll % POLLS_PER_CLOCK)
             continue;
         int64_t now = nanoseconds();
+        int running = atomic_load_explicit(&pool->running, memory_order_relaxed);
         start = start ? start : now;
+        idle = running || !idle ? now : idle;
         int core = current_core();
         atomic_store_explicit(&self->core, core, memory_order_relaxed);
-        int running = atomic_load_explicit(&pool->running, memory_order_relaxed);
-        if (may_sleep && now - start > (running ? SLEEP_IN_RUN : SLEEP_AFTER))
+        if (may_sleep && (running ? now - start > SLEEP_IN_RUN : now - idle > SLEEP_AFTER))
             sleep_until_changed(pool, seen);
         else if (in_the_way(self, core) || now - start >= pool->yield_after)
             sched_yield();
