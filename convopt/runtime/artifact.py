@@ -39,7 +39,7 @@ from convopt.runtime.signature import TensorInfo
 if TYPE_CHECKING:
     from convopt.runtime.module import CompiledModule
 
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 MEMBER = re.compile(
     r"manifest\.json|code/[0-9a-f]{32}\.(?:so|zip)|weights/[0-9a-f]{32}\.bin|islands/[0-9a-f]{32}\.onnx"

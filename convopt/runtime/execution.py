@@ -31,6 +31,21 @@ Array = np.ndarray[Any, Any]
 MOST_THREADS = 1024  # of one module; each has a stack and scratch memory
 
 
+class _RunningThreads:
+    """How many threads of this process are in a run: the executors count, and tell a full machine by it."""
+
+    def __init__(self) -> None:
+        self.count = ctypes.c_int32()
+        self.address = ctypes.addressof(self.count)
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        self.count.value = 0  # those that ran are the parent's
+
+
+RUNNING_THREADS = _RunningThreads()
+
+
 class ExecutionContext:
     """An arena and a pool of threads (the caller is one of them) for one Program; serves one call at a time.
 
@@ -41,7 +56,8 @@ class ExecutionContext:
         self.loaded = loaded
         self.threads = threads
         self.arena = allocate(loaded.program.arena_bytes)
-        pool = loaded.create_pool(ctypes.addressof(loaded.table), threads, loaded.scratch)
+        table, running = ctypes.addressof(loaded.table), RUNNING_THREADS.address
+        pool = loaded.create_pool(table, threads, loaded.scratch, running)
         if not pool:
             error = ctypes.get_errno()
             raise OSError(

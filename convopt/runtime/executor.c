@@ -9,8 +9,9 @@
  * thread takes those of its own part, whose data its cache has, then what is left of the others'. So a worker
  * that the system keeps off its core delays nobody: the others do its part. The caller waits until all chunks
  * are done. A late worker finds another launch number in the tickets and touches nothing else. Workers poll for
- * a while after the last launch, then sleep on a condition variable. Who waits long gives up its time slice,
- * and at once if the one it waits for sits on the same core.
+ * a while after the last run, then sleep on a condition variable. A worker that finds itself on the caller's
+ * core moves off it. Who waits yields only to the one that it waits for, or where there are more threads than
+ * cores: a yield costs milliseconds wherever any other process wants the core.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,7 +22,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -33,8 +33,6 @@ enum {
     HUGE_PAGE = 2 << 20,
     STEP_BITS = 20,             /* of `order`; the launch number has the other 44 */
     POLLS_PER_CLOCK = 32,       /* polls between two looks at the clock */
-    YIELD_AFTER = 20 * 1000,    /* ns of polling after which a waiting thread yields between polls, if there
-                                 * are cores for all; at once if there are not */
     SLEEP_AFTER = 100 * 1000,   /* ns without a run after which a worker sleeps; waking takes 5 to 80 us */
     SLEEP_IN_RUN = 1000 * 1000, /* ns without a launch in a run: a long step on one thread is no idleness */
     CHUNK_BITS = 16,            /* of a ticket; the launch number has the other 48 */
@@ -48,8 +46,7 @@ static const uint64_t STEP_MASK = ((uint64_t)1 << STEP_BITS) - 1;
 
 /* The two records that Python fills in: see `convopt.runtime.execution`. */
 struct operand {
-    int64_t base;
-    int64_t offset;
+    int64_t base, offset;
 };
 
 struct step {
@@ -79,7 +76,8 @@ struct pool {
     char *scratch;
     size_t scratch_stride;
     int threads;
-    int yield_after;
+    int cores; /* that this process may use */
+    _Atomic int32_t *running_threads; /* of all pools of this process */
     pid_t owner;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -102,48 +100,33 @@ static int64_t nanoseconds(void) {
 static int current_core(void) {
 #ifdef __linux__
     return sched_getcpu();
-#else
-    return -1;
 #endif
+    return -1;
 }
 
 /* ---- one step ---- */
 
-#define A1 p[0]
-#define A2 A1, p[1]
-#define A3 A2, p[2]
-#define A4 A3, p[3]
-#define A5 A4, p[4]
-#define A6 A5, p[5]
-#define A7 A6, p[6]
-#define A8 A7, p[7]
-#define A9 A8, p[8]
-#define A10 A9, p[9]
-#define A11 A10, p[10]
-#define A12 A11, p[11]
-#define A13 A12, p[12]
-#define A14 A13, p[13]
-#define A15 A14, p[14]
-#define A16 A15, p[15]
-#define T1 void *
-#define T2 T1, void *
-#define T3 T2, void *
-#define T4 T3, void *
-#define T5 T4, void *
-#define T6 T5, void *
-#define T7 T6, void *
-#define T8 T7, void *
-#define T9 T8, void *
-#define T10 T9, void *
-#define T11 T10, void *
-#define T12 T11, void *
-#define T13 T12, void *
-#define T14 T13, void *
-#define T15 T14, void *
-#define T16 T15, void *
-#define CASE(n)                                                                              \
-    case n:                                                                                  \
-        ((void (*)(int32_t, int32_t, void *, T##n))step->kernel)(begin, end, scratch, A##n); \
+#define TYPE(i) void *
+#define VALUE(i) p[i]
+#define E1(f) f(0)
+#define E2(f) E1(f), f(1)
+#define E3(f) E2(f), f(2)
+#define E4(f) E3(f), f(3)
+#define E5(f) E4(f), f(4)
+#define E6(f) E5(f), f(5)
+#define E7(f) E6(f), f(6)
+#define E8(f) E7(f), f(7)
+#define E9(f) E8(f), f(8)
+#define E10(f) E9(f), f(9)
+#define E11(f) E10(f), f(10)
+#define E12(f) E11(f), f(11)
+#define E13(f) E12(f), f(12)
+#define E14(f) E13(f), f(13)
+#define E15(f) E14(f), f(14)
+#define E16(f) E15(f), f(15)
+#define CASE(n)                                                                                        \
+    case n:                                                                                            \
+        ((void (*)(int32_t, int32_t, void *, E##n(TYPE)))step->kernel)(begin, end, scratch, E##n(VALUE)); \
         break;
 
 enum { MAX_OPERANDS = 16 };
@@ -232,6 +215,28 @@ static int in_the_way(const struct member *self, int core) {
     return 0;
 }
 
+/* Moves a worker to a core that no member of its pool was last seen on; 0 where it may run on none. The system's
+ * balancer leaves a thread that yields where it is, as one whose data the core's cache holds. */
+static int leave_core(const struct member *self) {
+#ifdef __linux__
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof allowed, &allowed))
+        return 0;
+    others = allowed;
+    for (int i = 0; i < self->pool->threads; i++)
+        CPU_CLR((size_t)atomic_load_explicit(&self->pool->members[i].core, memory_order_relaxed), &others);
+    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others))
+        return !sched_setaffinity(0, sizeof allowed, &allowed);
+#endif
+    return 0;
+}
+
+/* Whether there are more threads that want to run, this pool's counted, than cores. */
+static int is_crowded(const struct pool *pool, int running) {
+    int threads = atomic_load_explicit(pool->running_threads, memory_order_relaxed);
+    return threads + (running ? 0 : pool->threads) > pool->cores;
+}
+
 /* Member `self` waits until others have changed `*word` from `seen`; with `may_sleep`, asleep after a while.
  * Returns the new value. */
 static uint64_t wait_for_change(struct member *self, _Atomic uint64_t *word, uint64_t seen, int may_sleep) {
@@ -252,7 +257,7 @@ static uint64_t wait_for_change(struct member *self, _Atomic uint64_t *word, uin
         atomic_store_explicit(&self->core, core, memory_order_relaxed);
         if (may_sleep && (running ? now - start > SLEEP_IN_RUN : now - idle > SLEEP_AFTER))
             sleep_until_changed(pool, seen);
-        else if (in_the_way(self, core) || now - start >= pool->yield_after)
+        else if (is_crowded(pool, running) || (in_the_way(self, core) && !(self->index && leave_core(self))))
             sched_yield();
     }
 }
@@ -314,16 +319,16 @@ static void *allocate(size_t bytes) {
 }
 
 /* A pool of `threads` (the caller counted) for one step table, which must outlive it. `scratch` is the largest
- * of the steps' scratch bytes. Returns NULL with errno where memory or threads can't be had. */
-EXPORT struct pool *convopt_pool_create(const struct step *steps, int threads, int64_t scratch) {
+ * of the steps' scratch bytes; `running_threads` counts over all pools of the process and outlives them.
+ * Returns NULL with errno where memory or threads can't be had. */
+EXPORT struct pool *convopt_pool_create(const struct step *steps, int threads, int64_t scratch,
+                                        _Atomic int32_t *running_threads) {
     struct pool *pool = allocate(sizeof *pool);
     if (!pool)
         return NULL;
-    memset(pool, 0, sizeof *pool);
-    pool->steps = steps;
-    pool->threads = 1; /* counts the threads that really run, so that a failure below can be cleaned up */
-    pool->owner = getpid();
-    pool->yield_after = threads > usable_cores() ? 0 : YIELD_AFTER;
+    /* `threads` counts those that really run, so that a failure below can be cleaned up. */
+    *pool = (struct pool){.steps = steps, .threads = 1, .owner = getpid(), .cores = usable_cores(),
+                          .running_threads = running_threads};
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     /* A line between two threads' scratch keeps the prefetcher of one off the other's. */
@@ -335,26 +340,19 @@ EXPORT struct pool *convopt_pool_create(const struct step *steps, int threads, i
         errno = ENOMEM;
         return NULL;
     }
-    memset(pool->members, 0, sizeof *pool->members * (size_t)threads);
 
     /* Signals belong to the application's threads, except for those that a thread brings on itself. */
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
     sigset_t foreign, before;
     sigfillset(&foreign);
-    sigdelset(&foreign, SIGSEGV);
-    sigdelset(&foreign, SIGBUS);
-    sigdelset(&foreign, SIGFPE);
-    sigdelset(&foreign, SIGILL);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        sigdelset(&foreign, own[i]);
     pthread_sigmask(SIG_SETMASK, &foreign, &before);
     int error = 0;
     for (int i = 0; i < threads && !error; i++) {
-        struct member *member = &pool->members[i];
-        member->pool = pool;
-        member->index = i;
-        member->core = -1;
-        if (i == 0)
-            continue;
-        error = pthread_create(&member->thread, NULL, work, member);
-        pool->threads += !error;
+        pool->members[i] = (struct member){.pool = pool, .index = i, .core = -1};
+        if (i && !(error = pthread_create(&pool->members[i].thread, NULL, work, &pool->members[i])))
+            pool->threads++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {
@@ -371,6 +369,7 @@ EXPORT void convopt_run(struct pool *pool, int32_t first, int32_t last, void *co
     pool->bases = bases;
     atomic_store_explicit(&pool->members[0].core, current_core(), memory_order_relaxed);
     atomic_store_explicit(&pool->running, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(pool->running_threads, pool->threads, memory_order_relaxed);
     if (atomic_load_explicit(&pool->sleepers, memory_order_relaxed))
         publish(pool, STEP_WAKE); /* they wake while the caller does what comes before the first launch */
     if (times)
@@ -397,4 +396,5 @@ EXPORT void convopt_run(struct pool *pool, int32_t first, int32_t last, void *co
             *times++ = nanoseconds();
     }
     atomic_store_explicit(&pool->running, 0, memory_order_relaxed);
+    atomic_fetch_sub_explicit(pool->running_threads, pool->threads, memory_order_relaxed);
 }

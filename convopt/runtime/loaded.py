@@ -144,7 +144,7 @@ class LoadedProgram(Loaded):
             ctypes.c_void_p,
         )
         self.create_pool = ctypes.CFUNCTYPE(
-            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, use_errno=True
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, use_errno=True
         )(self.library.symbol("convopt_pool_create"))
         self.destroy_pool = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
             self.library.symbol("convopt_pool_destroy")

@@ -200,7 +200,7 @@ def test_symbolic_links_and_compressed_members_are_refused(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 1}, "format 1, this convopt reads 2: compile the model again"),
+        ({"version": 1}, "format 1, this convopt reads 3: compile the model again"),
         ({"members": {}}, "not those that its manifest lists"),
         ({"programs": [{}]}, "makes no sense"),
         ({"programs": "no"}, "makes no sense"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from convopt.errors import ArtifactError, InputError
+from convopt.runtime.execution import RUNNING_THREADS
 from convopt.runtime.loaded import LoadedProgram
 from convopt.runtime.module import CompiledModule
 from convopt.runtime.program import KernelStep, Program
@@ -130,6 +131,19 @@ def test_calls_from_many_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert max(pool.map(work, range(8))) < 1e-4
+    assert RUNNING_THREADS.count.value == 0
+
+
+@needs_proc
+def test_threads_that_leave_a_core_keep_all_others() -> None:
+    def allowed() -> list[str]:
+        texts = [task.read_text() for task in Path("/proc/self/task").glob("*/status")]
+        return [line for text in texts for line in text.splitlines() if line.startswith("Cpus_allowed:")]
+
+    module = CompiledModule([chain(16, 4)], threads=2)
+    for seed in range(200):
+        module(sample(16, seed))
+    assert len(set(allowed())) == 1
 
 
 @needs_proc
