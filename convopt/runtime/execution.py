@@ -64,6 +64,7 @@ class ExecutionContext:
                 error, f"cannot start {threads} threads with their scratch memory: {os.strerror(error)}"
             )
         self._pool = pool
+        self._run, self._segments = loaded.run, loaded.segments
         # `loaded` as an argument keeps the code and the step table alive until the threads are gone.
         self._finalizer = weakref.finalize(self, _destroy, loaded, pool)
         self._finalizer.atexit = False
@@ -83,24 +84,27 @@ class ExecutionContext:
 
         seconds: gets the time of each step, in the Program's order.
         """
-        bases = self._bases
-        for index, array in enumerate(inputs, 2):
+        bases, outputs, index = self._bases, [], 2
+        for array in inputs:
             bases[index] = address(array)
-        outputs: list[Any] = [None] * len(self._layout)
-        for index, layout in enumerate(self._layout):
+            index += 1
+        for layout in self._layout:
+            output: Any = None
             if layout is not None:
-                outputs[index], bases[self._first_output + index] = empty(*layout)
-        for segment in self.loaded.segments:
+                output, bases[index] = empty(*layout)
+            outputs.append(output)
+            index += 1
+        for segment in self._segments:
             if isinstance(segment, IslandStep):
                 start = time.perf_counter()
                 self._run_island(segment, inputs, outputs)
                 if seconds is not None:
                     seconds.append(time.perf_counter() - start)
             elif seconds is None:
-                self.loaded.run(self._pool, *segment, bases, None)
+                self._run(self._pool, *segment, bases, None)
             else:
                 times = np.empty(segment[1] - segment[0] + 1, np.int64)
-                self.loaded.run(self._pool, *segment, bases, address(times))
+                self._run(self._pool, *segment, bases, address(times))
                 seconds.extend(np.diff(times) * 1e-9)
         for index in self._channels_last:
             array = outputs[index]
@@ -114,9 +118,9 @@ class ExecutionContext:
         bases = self._bases
         for index, pointer in enumerate((*inputs, *outputs), 2):
             bases[index] = pointer
-        for segment in self.loaded.segments:
+        for segment in self._segments:
             assert not isinstance(segment, IslandStep), "onnxruntime takes arrays"
-            self.loaded.run(self._pool, *segment, bases, None)
+            self._run(self._pool, *segment, bases, None)
 
     def _run_island(self, step: IslandStep, inputs: Sequence[Array], outputs: list[Any]) -> None:
         threads = 1 if self.loaded.program.meta.get("deterministic") else self.threads
@@ -172,7 +176,7 @@ class ContextPool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.max_idle = max(2, cores // threads) if max_idle is None else max_idle
         self._idle: list[ExecutionContext | DeviceContext] = []
-        self._forgotten: weakref.WeakSet[Loaded] = weakref.WeakSet()
+        self._forgotten: set[int] = set()  # the ids of Programs, each as long as its Program lives
         self._lock = threading.Lock()
         forks.watch(self)
 
@@ -203,9 +207,10 @@ class ContextPool:
 
     def _take(self, loaded: Loaded) -> ExecutionContext | DeviceContext:
         with self._lock:
-            for index in range(len(self._idle) - 1, -1, -1):
-                if self._idle[index].loaded is loaded:
-                    return self._idle.pop(index)
+            idle = self._idle
+            for index in range(len(idle) - 1, -1, -1):
+                if idle[index].loaded is loaded:
+                    return idle.pop(index)
         if isinstance(loaded, DeviceProgram):
             return DeviceContext(loaded, self.threads)
         assert isinstance(loaded, LoadedProgram)
@@ -214,7 +219,7 @@ class ContextPool:
     def _give(self, context: ExecutionContext | DeviceContext) -> None:
         with self._lock:
             surplus: ExecutionContext | DeviceContext | None = context
-            if context.loaded not in self._forgotten:
+            if id(context.loaded) not in self._forgotten:
                 self._idle.append(context)
                 surplus = self._idle.pop(0) if len(self._idle) > self.max_idle else None
         if surplus is not None:
@@ -223,7 +228,8 @@ class ContextPool:
     def forget(self, loaded: Loaded) -> None:
         """The module no longer keeps this Program: end its contexts, those in use when they come back."""
         with self._lock:
-            self._forgotten.add(loaded)
+            self._forgotten.add(id(loaded))
+            weakref.finalize(loaded, self._forgotten.discard, id(loaded)).atexit = False
             gone = [context for context in self._idle if context.loaded is loaded]
             self._idle = [context for context in self._idle if context.loaded is not loaded]
         for context in gone:

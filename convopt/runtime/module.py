@@ -70,6 +70,7 @@ class CompiledModule:
         self.threads = threads
         self.precision = precision
         self.target = target
+        self._on_device = not target.startswith("cpu")
         self._contexts = ContextPool(threads, max_idle)
         self._programs = ProgramCache(programs, max_programs, self._contexts.forget)
         self._compile_shapes = compile_shapes
@@ -94,15 +95,15 @@ class CompiledModule:
         return dict(zip(self._output_names, results, strict=True))
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
-        if not self.target.startswith("cpu") and any(map(lives_on_device, values)):
+        if self._on_device and any(map(lives_on_device, values)):
             given = as_device_arrays(self.inputs, values)
             return self._contexts.run_on_device(self._program(tuple(a.shape for a in given)), given)
         arrays, loaded = self._prepare(values)
         return self._contexts.run(loaded, arrays)
 
     def _prepare(self, values: Sequence[Any]) -> tuple[list[Array], Loaded]:
-        arrays = [as_array(info, value) for info, value in zip(self.inputs, values, strict=True)]
-        return arrays, self._program(tuple(array.shape for array in arrays))
+        arrays = list(map(as_array, self.inputs, values))
+        return arrays, self._program(tuple([array.shape for array in arrays]))
 
     def _program(self, shapes: ShapeKey) -> Loaded:
         loaded = self._programs.find(shapes)

@@ -29,6 +29,7 @@ class ProgramCache:
         self.limit = max(limit, len(self._programs))
         self._evicted = evicted
         self._pending: dict[ShapeKey, Future[Loaded]] = {}
+        self._latest: tuple[ShapeKey, Loaded] | None = None  # what `find` found last: it is the last to go
         self._lock = threading.Lock()
         forks.watch(self)
 
@@ -41,10 +42,14 @@ class ProgramCache:
             return list(self._programs.values())
 
     def find(self, key: ShapeKey) -> Loaded | None:
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            return latest[1]
         with self._lock:
             loaded = self._programs.get(key)
             if loaded is not None:
                 self._programs.move_to_end(key)
+                self._latest = key, loaded
             return loaded
 
     def get(self, key: ShapeKey, make: Callable[[], Loaded]) -> Loaded:
@@ -56,6 +61,7 @@ class ProgramCache:
         with self._lock:
             if (loaded := self._programs.get(key)) is not None:
                 self._programs.move_to_end(key)
+                self._latest = key, loaded
                 return loaded
             future = self._pending.get(key)
             mine = future is None
@@ -72,6 +78,7 @@ class ProgramCache:
             raise
         with self._lock:
             self._programs[key] = loaded
+            self._latest = key, loaded
             self._pending.pop(key, None)
             gone = [self._programs.popitem(last=False)[1] for _ in range(len(self._programs) - self.limit)]
         future.set_result(loaded)
