@@ -62,12 +62,13 @@ class GpuPool:
             vector,
             when,
         )
+        from convopt.schedules.primitives.vector_math import VectorMath
 
         x, y, lanes = problem.x, problem.y, self.vector
         # Neighbouring threads take neighbours in the output's memory.
         order = sorted(range(5), key=lambda d: -abs(y.strides[d]))
         extents = [y.shape[d] // (lanes if d == CHANNEL else 1) for d in order]
-        threads, maximum = prod(extents), problem.mode == "max"
+        threads, maximum, math = prod(extents), problem.mode == "max", VectorMath(1, "local")
         with device_kernel(f"{symbol}_0", problem.operands, blocks_of(threads), THREADS) as body:
             source, destination = body.buffers
             flat = body.block[0] * THREADS + body.thread
@@ -95,9 +96,9 @@ class GpuPool:
                     tap = (d0 + d) * steps[0] + (h0 + h) * steps[1] + (w0 + w) * steps[2]
                     store(element, 0, vector(source, start + tap, lanes), lanes)
                     for lane in range(lanes):
-                        value = to_float(element[lane], x.dtype)
+                        value = math.hold(to_float(element[lane], x.dtype))
                         old = sums[lane]
-                        T.buffer_store(sums, T.max(old, value) if maximum else old + value, [lane])
+                        T.buffer_store(sums, math.max(value, old) if maximum else old + value, [lane])
                 scale: Any = None
                 if not maximum:
                     counts = [

@@ -12,6 +12,7 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.pool_problem import PoolProblem
 from convopt.schedules.primitives.emit import hold, lanes_at, narrowed, register, splat, widened
+from convopt.schedules.primitives.vector_math import VectorMath
 
 UNROLLED_TAPS = 12  # windows up to this size have no loops
 UNROLLED_ROW = 8  # and rows of a window up to this length
@@ -91,12 +92,12 @@ class PoolRows:
     def _combine(self, taps: Sequence[Range], load: Load, lanes: int, count: int) -> list[Any]:
         registers = [register(lanes) for _ in range(count)]
         at = [lanes_at(0, lanes)]
-        maximum = self.problem.mode == "max"
+        maximum, math = self.problem.mode == "max", VectorMath(lanes)
 
         def add(values: Sequence[Any], first: bool = False) -> None:
             for slot, value in zip(registers, values, strict=True):
                 old = slot[at[0]]
-                new = value if first else T.max(old, value) if maximum else old + value
+                new = value if first else math.max(math.hold(value), old) if maximum else old + value
                 T.buffer_store(slot, new, at)
 
         sizes = [high if isinstance(high, int) else None for _, high in taps]

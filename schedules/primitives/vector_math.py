@@ -10,8 +10,8 @@ in vector registers on every target. Errors are against float64, over all finite
   for tanh and erf)
 - pow: 1e-5 relative, exp(y * log|x|) with the sign and the special cases of C's pow
 
-A NaN comes out of every function that it goes into, as in onnxruntime. `T.max(a, b)` is `a > b ? a : b`, one
-instruction that gives b if either is NaN; hence constants come first.
+A NaN comes out of every function that it goes into, as in onnxruntime. `larger(a, b)` is `a > b ? a : b`,
+which gives b if either is NaN; hence constants come first.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class VectorMath:
 
     def __init__(self, lanes: int, scope: str = "global") -> None:
         self.lanes, self.scope = lanes, scope
+        self.on_gpu = scope == "local"
         self.float_type = "float32" if lanes == 1 else f"float32x{lanes}"
         self.int_type = "int32" if lanes == 1 else f"int32x{lanes}"
 
@@ -88,8 +89,16 @@ class VectorMath:
             result = result * x + self.const(c)
         return result
 
+    def larger(self, a: Any, b: Any) -> Any:
+        """`a > b ? a : b`: b if either is NaN, one instruction on CPUs. GPUs' own maximum drops a NaN."""
+        return T.Select(a > b, a, b) if self.on_gpu else T.max(a, b)
+
+    def smaller(self, a: Any, b: Any) -> Any:
+        """`a < b ? a : b`, likewise."""
+        return T.Select(a < b, a, b) if self.on_gpu else T.min(a, b)
+
     def clamp(self, x: Any, low: float, high: float) -> Any:
-        return T.min(self.const(high), T.max(self.const(low), x))
+        return self.clip(x, self.const(low), self.const(high))
 
     # Arithmetic
 
@@ -106,10 +115,10 @@ class VectorMath:
         return x / y
 
     def max(self, x: Any, y: Any) -> Any:
-        return T.Select(T.isnan(x), x, T.max(x, y))
+        return T.Select(T.isnan(x), x, self.larger(x, y))
 
     def min(self, x: Any, y: Any) -> Any:
-        return T.Select(T.isnan(x), x, T.min(x, y))
+        return T.Select(T.isnan(x), x, self.smaller(x, y))
 
     def neg(self, x: Any) -> Any:
         return self.const(-1.0) * x
@@ -160,10 +169,10 @@ class VectorMath:
     # Piecewise linear activations
 
     def relu(self, x: Any) -> Any:
-        return T.max(self.const(0.0), x)
+        return self.larger(self.const(0.0), x)
 
     def clip(self, x: Any, low: Any, high: Any) -> Any:
-        return T.min(high, self.hold(T.max(low, x)))
+        return self.smaller(high, self.hold(self.larger(low, x)))
 
     def leaky_relu(self, x: Any, alpha: Any) -> Any:
         return T.Select(x < self.const(0.0), alpha * x, x)
@@ -312,7 +321,7 @@ class VectorMath:
         t = self.hold(self.exp(self.hold(self.neg(T.abs(x)))))
         small = t < self.const(1e-4)  # where 1 + t would round t away
         logarithm = self.hold(self.log(self.hold(t + self.const(1.0))))
-        return T.max(self.const(0.0), x) + T.Select(small, t - self.const(0.5) * t * t, logarithm)
+        return self.larger(self.const(0.0), x) + T.Select(small, t - self.const(0.5) * t * t, logarithm)
 
     def elu(self, x: Any, alpha: Any) -> Any:
         grown = alpha * (self._exp_normal(x) - self.const(1.0))

@@ -53,5 +53,22 @@ products (float[1,20,9,8] x) => (float[24,24] y) {
     return model
 
 
+def maxima() -> onnx.ModelProto:
+    """Every operator that takes the larger of two numbers."""
+    return parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+maxima (float[1,5,9,11] x, float[1,5,9,11] y) => (
+  float[1,5,9,11] r, float[1,5,9,11] l, float[1,5,9,11] s, float[1,5,1,1] m, float[1,5,9,11] c,
+  float[1,5,7,9] p, float[1,5,9,11] k
+) <float low = {-0.5}, float high = {0.25}> {
+  r = Relu(x)
+  l = Max(x, y)
+  s = Min(x, y)
+  m = GlobalMaxPool(x)
+  c = Clip(x, low, high)
+  p = MaxPool<kernel_shape=[3,3]>(x)
+  k = Softmax<axis=3>(x)
+}""")
+
+
 def sample() -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, (1, 5, 13, 11)).astype(np.float32)

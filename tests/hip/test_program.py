@@ -20,7 +20,7 @@ from convopt.lowering.program import DeviceCall
 from convopt.runtime.device_program import DeviceProgram
 from convopt.runtime.module import CompiledModule
 from tests.cli.fields import undocumented
-from tests.hip.models import network, products, sample, with_fallback
+from tests.hip.models import maxima, network, products, sample, with_fallback
 from tests.hip.stub_device import Stub
 
 pytestmark = pytest.mark.hip
@@ -96,6 +96,25 @@ def test_im2col_and_computed_products(stub: Stub, precision: str, tolerance: flo
     session = onnxruntime.InferenceSession(products().SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run(None, {"x": x})[0]
     assert np.abs(module(x) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_a_nan_comes_out_of_every_maximum(stub: Stub) -> None:
+    """The chips' own instruction, fmaxf, gives the other number."""
+    x = sample()[:, :, :9]
+    x[0, :, 3, 5], x[0, 2, 0, 0] = np.nan, np.nan
+    y = np.roll(x, 1)
+    relu, largest, least, top, clipped, pooled, soft = convopt.optimize(
+        maxima(), target="dcu:k100-ai", verify=False
+    )(x, y)
+    np.testing.assert_array_equal(relu, np.maximum(x, 0))
+    np.testing.assert_array_equal(largest, np.maximum(x, y))
+    np.testing.assert_array_equal(least, np.minimum(x, y))
+    np.testing.assert_array_equal(top, x.max(axis=(2, 3), keepdims=True))
+    np.testing.assert_array_equal(clipped, np.clip(x, -0.5, 0.25))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
+    np.testing.assert_array_equal(pooled, windows.max(axis=(-1, -2)))
+    rows = np.isnan(x).any(axis=3, keepdims=True)
+    np.testing.assert_array_equal(np.isnan(soft), np.broadcast_to(rows, x.shape))
 
 
 def test_fallback_islands_run_on_the_cpu(stub: Stub, tmp_path: Path) -> None:

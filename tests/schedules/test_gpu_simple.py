@@ -120,6 +120,17 @@ def test_pools(dtype: str, mode: str, channels: int) -> None:
     _close(found[:, :, 0], (np.nanmean if average else np.nanmax)(windows, axis=(-1, -2)), dtype)
 
 
+def test_a_nan_comes_out_of_every_window_that_holds_it() -> None:
+    view = _channels_last((2, 3, 1, 9, 11), "float32")
+    out = _channels_last((2, 3, 1, 7, 9), "float32")
+    problem = PoolProblem(view, out, (1, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), "max", False)
+    x = _random(view.shape, "float32")
+    x[np.random.default_rng(1).random(x.shape) < 0.05] = np.nan
+    (found,) = run_gpu_kernel(gpu_pool.default(problem, OPENCL), problem, [(view, x)], [out])
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (3, 4))
+    np.testing.assert_array_equal(found, windows.max(axis=(-1, -2)))
+
+
 REDUCTIONS = [((2, 5, 7, 9), (2, 3)), ((2, 300, 40), (1,)), ((3, 50, 7), (0, 1, 2)), ((4, 6, 1000), (2,))]
 
 

@@ -116,6 +116,19 @@ def test_maximum_of_negative_infinities(tmp_path: Path) -> None:
     assert np.all(got == -np.inf)
 
 
+@pytest.mark.parametrize("name", ["3x3 s2 p1", "3-D"])
+@pytest.mark.parametrize("x_last", [True, False])
+def test_a_nan_comes_out_of_every_window_that_holds_it(name: str, x_last: bool, tmp_path: Path) -> None:
+    """Whichever tap it is, as in torch and numpy; the operator's text is silent on it."""
+    p = replace(CASES[name], x=view(CASES[name].x.shape, x_last))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=p.x.shape).astype(np.float32)
+    x[rng.random(x.shape) < 0.05] = np.nan
+    (got,) = run_kernel(default(p, host_cpu()), p, [(p.x, x)], [p.y], tmp_path)
+    assert 0 < np.isnan(got).sum() < got.size
+    np.testing.assert_array_equal(got, expected(p, x))
+
+
 def test_refusals_are_in_words() -> None:
     p = CASES["2x2 s2"]
     planar = replace(p, x=view(p.x.shape, False))
