@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,16 @@ Array = np.ndarray[Any, Any]
 class BenchDevice:
     device: Device
     target: GpuTarget
+    cache: KernelCache = field(default_factory=KernelCache)
 
     @staticmethod
-    def open(target: GpuTarget) -> BenchDevice:
+    def open(target: GpuTarget, cache_dir: str | None = None) -> BenchDevice:
         """DeviceMissing: no driver, no device, or one of another chip than the target's."""
         device = open_device(target.kind)
         arch = getattr(device, "arch", "")
         if arch and arch != target.arch:
             raise DeviceMissing(f"{device.name} is a {arch}, {target.name} is a {target.arch}")
-        return BenchDevice(device, target)
+        return BenchDevice(device, target, KernelCache(cache_dir))
 
     @property
     def text(self) -> str:
@@ -43,7 +44,7 @@ class BenchDevice:
     def code(self, schedule: Any, problem: Any = None, target: GpuTarget | None = None) -> DeviceCode:
         """CompileError: what refused it."""
         source = KernelSource(schedule, problem, target or self.target)
-        compiled = compile_kernels([source], KernelCache())
+        compiled = compile_kernels([source], self.cache)
         if source.key not in compiled.objects:
             raise CompileError(compiled.failures[source.key])
         return DeviceCode.from_bytes(compiled.objects[source.key])
@@ -56,7 +57,7 @@ class BenchDevice:
         What does not compile is left to them to say.
         """
         sources = [KernelSource(schedule, problem, self.target) for schedule, problem in kernels]
-        compiled = compile_kernels(sources, KernelCache(), report)
+        compiled = compile_kernels(sources, self.cache, report)
         if isinstance(self.device, Compiling):
             with contextlib.suppress(ConvoptError):
                 self.device.prepare(

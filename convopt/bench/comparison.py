@@ -32,7 +32,7 @@ class Comparison:
     """What is compared; `seconds` is the time for each engine, case and layout.
 
     engines: of `convopt.bench.engines` or `device_engines`, for torch modules of `module_engines`.
-    on: the GPU that the engines run on, if not the CPU.
+    on: the GPU that the engines run on, if not the CPU. cache_dir: as of `Settings`.
     """
 
     engines: dict[str, Any]
@@ -40,6 +40,7 @@ class Comparison:
     precision: str
     seconds: float
     on: BenchDevice | None = None
+    cache_dir: str | None = None
 
     def run(
         self,
@@ -71,7 +72,8 @@ class Comparison:
                 if old is not None:
                     found[count].append(old)
                 elif measure is not None:
-                    settings = Settings(count, self.precision, self.on.target.name if self.on else "cpu")
+                    target = self.on.target.name if self.on else "cpu"
+                    settings = Settings(count, self.precision, target, self.cache_dir)
                     found[count].append(case_document(measure(settings)))
                     after_case(so_far())
         return so_far()

@@ -50,7 +50,13 @@ class DeviceConvopt:
         from convopt.runtime.device_program import DeviceContext, DeviceProgram
 
         shapes = {name: array.shape for name, array in inputs.items()}
-        module = convopt.optimize(model, shapes=shapes, target=settings.target, precision=settings.precision)
+        module = convopt.optimize(
+            model,
+            shapes=shapes,
+            target=settings.target,
+            precision=settings.precision,
+            cache_dir=settings.cache_dir,
+        )
         (loaded,) = module.programs
         assert isinstance(loaded, DeviceProgram)  # the target is a GPU
         context = DeviceContext(loaded, settings.threads)
@@ -78,7 +84,8 @@ class Direct:
         (x,) = inputs.values()
         weight = numpy_helper.to_array(model.graph.initializer[0])
         problem = _nchw_problem(model.graph, x, weight)
-        bench, schedule = BenchDevice.open(GPU_TARGETS[settings.target]), GpuDirectConv()
+        bench = BenchDevice.open(GPU_TARGETS[settings.target], settings.cache_dir)
+        schedule = GpuDirectConv()
         g = problem.groups
         normal = weight.astype(np.float32).reshape(g, -1, weight.shape[1], 1, *weight.shape[2:])
         packed = schedule.pack(problem, bench.target, normal, None)

@@ -101,8 +101,9 @@ def _prepared(
     from convopt.bench.torch_graph import Untranslated, torch_module
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # fp32 is float32
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
+    allowed = settings.precision == "tf32"  # fp32 is float32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision, torch.float32)
     try:
         module = torch_module(model, dtype).to(device)
     except Untranslated as reason:

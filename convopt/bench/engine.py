@@ -27,8 +27,9 @@ class Settings:
     """What all engines of a run are given alike."""
 
     threads: int
-    precision: str  # fp32, bf16 or fp16: what an engine may compute with inside
+    precision: str  # fp32, tf32, bf16 or fp16: what an engine may compute with inside
     target: str = "cpu"  # or a GPU's name, on which all engines run then
+    cache_dir: str | None = None  # of convopt's kernels and measurements; None: the default one
 
     @property
     def dtype(self) -> str:

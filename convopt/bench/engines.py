@@ -31,7 +31,12 @@ class Convopt:
 
         shapes = {name: array.shape for name, array in inputs.items()}
         module = convopt.optimize(
-            model, shapes=shapes, target="cpu", precision=settings.precision, threads=settings.threads
+            model,
+            shapes=shapes,
+            target="cpu",
+            precision=settings.precision,
+            threads=settings.threads,
+            cache_dir=settings.cache_dir,
         )
         return module_call(module, inputs)
 

@@ -16,7 +16,7 @@ from convopt.bench.torch_engines import frozen, refusals
 if TYPE_CHECKING:
     import torch
 
-    Compile = Callable[[torch.nn.Module], Callable[..., Any]]
+    Compile = Callable[[torch.nn.Module, Settings], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModuleEngine:
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
         torch.set_num_threads(settings.threads)
-        function = self.compile_module(copy.deepcopy(module).to(dtype))
+        function = self.compile_module(copy.deepcopy(module).to(dtype), settings)
         arguments = [x.to(dtype) for x in inputs.values()]
         results: list[Any] = []
 
@@ -57,19 +57,21 @@ def arrays(result: Any) -> list[Any]:
     return [tensor.float().contiguous().numpy().copy() for tensor in tensors]
 
 
-def _eager(module: torch.nn.Module) -> Callable[..., Any]:
+def _eager(module: torch.nn.Module, settings: Settings) -> Callable[..., Any]:
+    del settings
     return module
 
 
-def _inductor(module: torch.nn.Module) -> Callable[..., Any]:
+def _inductor(module: torch.nn.Module, settings: Settings) -> Callable[..., Any]:
     import torch
 
+    del settings
     compiled: Callable[..., Any] = torch.compile(module)
     return compiled
 
 
-def _convopt(module: torch.nn.Module) -> Callable[..., Any]:
-    return compiled_module(module, {})
+def _convopt(module: torch.nn.Module, settings: Settings) -> Callable[..., Any]:
+    return compiled_module(module, {} if settings.cache_dir is None else {"cache_dir": settings.cache_dir})
 
 
 def compiled_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:

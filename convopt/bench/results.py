@@ -63,7 +63,8 @@ def measure_limits(threads: int) -> Limits:
 
 def declared_limits(target: GpuTarget, precision: str, threads: int) -> Limits:
     """What the chip's declaration says, of its matrix units where it has some for the precision's type."""
-    unit = target.unit_of("float32" if precision == "fp32" else "float16")
+    dtype = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}[precision]
+    unit = target.unit_of(dtype, "tf32" if precision == "tf32" else "float32")
     peak = target.flops(unit) * target.compute_units * target.clock / 1e9
     return Limits(threads, peak, None, target.memory_rate / 1e9)
 

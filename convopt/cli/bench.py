@@ -20,6 +20,7 @@ from convopt.cli.command import (
     Document,
     ReportProgress,
     core_count,
+    folder,
     output_path,
     parse_shapes,
     positive,
@@ -85,8 +86,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=("fp32", "bf16", "fp16"),
-        help="of the inside; on GPUs of a convolution's input and output too (default: fp32; on GPUs fp16)",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+        help="of the inside; on GPUs of a convolution's input and output too (default: fp32; on GPUs fp16);"
+        " tf32 on NVIDIA's GPUs only: float32 that all engines may round before they multiply",
     )
     parser.add_argument(
         "--against",
@@ -99,6 +101,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=positive_number,
         help=f"time for each engine, case and layout (default: 2; --suite: {SUITE_SECONDS})",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=folder,
+        metavar="DIR",
+        help="of convopt's kernels and measurements (default: as for optimize)",
     )
     parser.add_argument(
         "-o", "--output", metavar="OUT.json", help="write the JSON document into this file too"
@@ -129,7 +137,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     _check(arguments)
     on = None
     if arguments.target != "cpu":
-        on, missing = _open(arguments.target)
+        on, missing = _open(arguments.target, arguments.precision, arguments.cache_dir)
         if on is None:
             return {"command": "bench", "target": arguments.target, "missing": missing}
     if arguments.plot:
@@ -165,12 +173,12 @@ def _set_defaults(arguments: argparse.Namespace) -> None:
         arguments.against = ",".join(peers)
 
 
-def _open(name: str) -> tuple[BenchDevice | None, str | None]:
+def _open(name: str, precision: str, cache_dir: str | None) -> tuple[BenchDevice | None, str | None]:
     """The target's device, or why it can't be used here.
 
-    InputError: there is no such target.
+    InputError: there is no such target, or it has not that precision.
     """
-    from convopt.arguments import find_target
+    from convopt.arguments import find_target, precision_of
     from convopt.bench.bench_device import BenchDevice
     from convopt.errors import CompilerMissing, DeviceMissing
     from convopt.targets import GpuTarget
@@ -178,7 +186,8 @@ def _open(name: str) -> tuple[BenchDevice | None, str | None]:
     try:
         target = find_target(name)
         assert isinstance(target, GpuTarget)  # the name is not "cpu"
-        return BenchDevice.open(target), None
+        precision_of(precision, (), target)
+        return BenchDevice.open(target, cache_dir), None
     except (CompilerMissing, DeviceMissing) as error:
         return None, str(error)
 
@@ -194,7 +203,11 @@ def _check(arguments: argparse.Namespace) -> None:
                 "--threads, --startup, --overhead and --module are of the CPU: they don't go with --target"
             )
         if arguments.precision == "bf16":
-            raise InputError("--precision bf16: on GPUs bench compares fp16 and fp32")
+            raise InputError("--precision bf16: on GPUs bench compares fp16, fp32 and tf32")
+    elif arguments.precision == "tf32":
+        raise InputError("--precision tf32 goes with --target of an NVIDIA GPU")
+    if arguments.cache_dir is not None and (arguments.startup or arguments.overhead):
+        raise InputError("--cache-dir: --startup begins with an empty cache, --overhead compiles no kernels")
     if arguments.model == "":
         raise InputError("IN.onnx is empty; expected a file's name")
     if arguments.batch is not None and not (arguments.suite or arguments.network or arguments.module):
@@ -248,7 +261,7 @@ def _compare(
     engines = {name: known[name] for name in ("convopt", *_peers(arguments))}
     output = Path(arguments.output) if arguments.output else None
     earlier = read_earlier(output) if output and arguments.resume else None
-    return Comparison(engines, threads, arguments.precision, seconds, on).run(
+    return Comparison(engines, threads, arguments.precision, seconds, on, arguments.cache_dir).run(
         _whole_models(arguments),
         cases,
         earlier,

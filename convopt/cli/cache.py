@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convopt.cli.command import Command, Document, ReportProgress, output_path
+from convopt.cli.command import Command, Document, ReportProgress, folder, output_path
 from convopt.errors import InputError
 from convopt.runtime.folders import written_whole
 
@@ -35,7 +35,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="; ".join(f"{k}: {v}" for k, v in ACTIONS.items()))
     parser.add_argument("path", nargs="?", metavar="PATH", help="of export, import and merge")
     parser.add_argument("--days", type=float, metavar="N", help="prune: also what is older")
-    parser.add_argument("--cache-dir", metavar="DIR", help="whose store (default: as for optimize)")
+    parser.add_argument(
+        "--cache-dir", type=folder, metavar="DIR", help="whose store (default: as for optimize)"
+    )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:

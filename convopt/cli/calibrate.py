@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from convopt.cli.bench import thread_counts
-from convopt.cli.command import Command, Document, ReportProgress
+from convopt.cli.command import Command, Document, ReportProgress, folder
 from convopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="a GPU here, e.g. opencl, cuda, cuda:sm_90 (default: this machine's CPU)",
     )
-    parser.add_argument("--cache-dir", metavar="DIR", help="that keeps them (default: as for optimize)")
+    parser.add_argument(
+        "--cache-dir", type=folder, metavar="DIR", help="that keeps them (default: as for optimize)"
+    )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:

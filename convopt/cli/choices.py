@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 
 from convopt.bench.suites import SUITES
-from convopt.cli.command import Command, Document, ReportProgress, core_count, duration, positive
+from convopt.cli.command import Command, Document, ReportProgress, core_count, duration, folder, positive
 from convopt.cli.tune import add_target_arguments, problems_of, target_of
 
 
@@ -26,7 +26,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_arguments(parser)
     parser.add_argument("--batch", type=positive, help="of a suite's convolutions")
     parser.add_argument("--threads", type=core_count, help="to measure with (default: all usable cores)")
-    parser.add_argument("--cache-dir", metavar="DIR", help="of kernels and measurements (as for optimize)")
+    parser.add_argument(
+        "--cache-dir", type=folder, metavar="DIR", help="of kernels and measurements (as for optimize)"
+    )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:

@@ -29,7 +29,7 @@ class Command:
     fields: the paths in its JSON document, each with what stands there; part of the help. `a[]` is each
         element of the list a, `a{}` each value of the object a, whose keys are names.
     run: does the work and returns the document. show: prints the document for people. status: the exit
-        status that the document asks for.
+        status that the document asks for. serve: goes on behind the printed document until told to stop.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Command:
     run: Callable[[argparse.Namespace, ReportProgress], Document]
     show: Callable[[Document], None]
     status: Callable[[Document], int] = lambda document: 0
+    serve: Callable[[Document], None] | None = None
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +99,7 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cache-dir",
+        type=folder,
         metavar="DIR",
         help="where compiled kernels and measurements are kept (default: $CONVOPT_CACHE, else the user's"
         " cache folder)",
@@ -183,6 +185,13 @@ def positive_number(text: str) -> float:
 
 
 positive_number.__name__ = "positive number"  # argparse names the type in its message
+
+
+def folder(text: str) -> str:
+    """An argparse type: the path of a folder, which need not be there yet."""
+    if not text or "\0" in text or Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder: nothing could be kept there")
+    return text
 
 
 def duration(text: str) -> float:

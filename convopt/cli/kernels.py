@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from convopt.cli.command import Command, Document, ReportProgress, core_count, positive
+from convopt.cli.command import Command, Document, ReportProgress, core_count, folder, positive
 from convopt.errors import InputError
 
 ACTIONS = {
@@ -27,7 +27,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", type=positive, help=f"select: {meaning}")
     parser.add_argument("--threads", type=core_count, help="select: cores that will run it (default: all)")
-    parser.add_argument("--cache-dir", metavar="DIR", help="of compiled kernels (default: as for optimize)")
+    parser.add_argument(
+        "--cache-dir", type=folder, metavar="DIR", help="of compiled kernels (default: as for optimize)"
+    )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:

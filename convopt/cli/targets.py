@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from convopt.cli.command import Command, Document, ReportProgress
+from convopt.cli.command import Command, Document, ReportProgress, folder
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cache-dir", metavar="DIR", help="with what `convopt calibrate` measured (default: as for optimize)"
+        "--cache-dir",
+        type=folder,
+        metavar="DIR",
+        help="with what `convopt calibrate` measured (default: as for optimize)",
     )
 
 

@@ -13,6 +13,7 @@ from convopt.cli.command import (
     ReportProgress,
     core_count,
     duration,
+    folder,
     parse_shapes,
     positive,
 )
@@ -48,7 +49,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", help="with --tracker: the name of such machines")
     parser.add_argument("--workers", type=positive, help="with --tracker: how many at once (default: 1)")
     parser.add_argument(
-        "--cache-dir", metavar="DIR", help="of kernels and measurements (default: as for optimize)"
+        "--cache-dir",
+        type=folder,
+        metavar="DIR",
+        help="of kernels and measurements (default: as for optimize)",
     )
 
 

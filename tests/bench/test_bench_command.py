@@ -88,6 +88,8 @@ def test_a_model_needs_its_dynamic_dims(tmp_path: Path, capsys: pytest.CaptureFi
         (["--conv", SMALL, "--batch", "2"], "--batch goes with --suite, --network and --module only"),
         ([""], "IN.onnx is empty"),
         (["--conv", SMALL, "--shape", "x:1"], "--shape goes with a model only"),
+        (["--conv", SMALL, "--precision", "tf32"], "--precision tf32 goes with --target of an NVIDIA GPU"),
+        (["--overhead", "--cache-dir", "."], "--cache-dir: --startup begins with an empty cache"),
         (
             ["--conv", SMALL, "--startup"],
             "--startup goes with IN.onnx, --network, --models and --module only",

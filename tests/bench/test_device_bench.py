@@ -12,8 +12,10 @@ import pytest
 from convopt.bench import device_engines, device_torch
 from convopt.bench.cases import ConvCase, conv_model
 from convopt.bench.engine import Settings, Unavailable
+from convopt.bench.results import declared_limits
 from convopt.cli import bench
 from convopt.cli.main import main
+from convopt.targets import GPU_TARGETS
 from tests.cli.fields import undocumented
 
 SMALL = ConvCase(2, 6, 7, 9, 10, 3, 3, 2, 1, groups=2)
@@ -61,6 +63,7 @@ def test_a_device_that_is_not_here(
         (_arguments("--against", "openvino"), "expected some of torch, inductor, miopen, direct"),
         (_arguments("--threads", "1"), "they don't go with --target"),
         (_arguments("--precision", "bf16"), "--precision bf16"),
+        (_arguments("--precision", "tf32"), 'precision "tf32": opencl has no matrix unit'),
         (["bench", "--suite", "contest", "--target", "tpu"], "target 'tpu' is not known"),
         (
             ["bench", "--suite", "contest", "--against", "direct"],
@@ -163,3 +166,13 @@ def test_short_calls_are_timed_in_rows() -> None:
     timed = device_engines.batched(seconds)
     assert timed() == pytest.approx(1e-5)
     assert counts == [1, 1, 100]
+
+
+@pytest.mark.parametrize(
+    ("precision", "per_clock"), [("fp32", 256), ("tf32", 2048), ("fp16", 4096), ("bf16", 4096)]
+)
+def test_the_declared_peak_is_the_precisions(precision: str, per_clock: int) -> None:
+    """FLOP per clock of an H100's multiprocessor: without and on the matrix units."""
+    limits = declared_limits(GPU_TARGETS["cuda:sm_90"], precision, 1)
+    assert limits.peak_gflops == pytest.approx(132 * 1.83 * per_clock)
+    assert limits.bandwidth_gbs == pytest.approx(3350)
