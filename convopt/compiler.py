@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -356,10 +356,11 @@ def model_problems(
     im2col_cap: int = CAP,
     target: CpuTarget | GpuTarget | None = None,
     precision: str = "fp32",
+    wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Counter[ConvProblem], LoweringOptions]:
     """The convolutions that `optimize` would compile of a model, and with which options; compiles nothing.
 
-    target: by default this machine's CPU.
+    target: by default this machine's CPU. wanted: by a node's name.
 
     Raises:
         ModelError: the model is unusable. InputError: a shape or the precision is, or dims are left open.
@@ -368,9 +369,10 @@ def model_problems(
     model = load_model(source)
     bound = _bound_shapes(model, extents_of(shapes or {}))
     if bound is None:
-        raise InputError("dynamic dims: give the shape of every input")
+        dynamic = [f"{v.name} {v.shape}" for v in model.graph.inputs if static_shape(v) is None]
+        raise InputError(f"dynamic dims: give the shape of every input: {', '.join(dynamic)}")
     found = usable_target(target or host_cpu(), precision)
     options = LoweringOptions(found, threads, im2col_cap, precision=precision_of(precision, (), found))
     context = PassContext(target=options.target, shapes=bound)
     run_passes(model, without(GRAPH_PASSES, tuple(skip)), context, None)
-    return conv_problems(model, context, options), options
+    return conv_problems(model, context, options, wanted), options

@@ -56,10 +56,15 @@ def lower_graph(
     return lowered
 
 
-def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOptions) -> Counter[ConvProblem]:
+def conv_problems(
+    graph: ir.Model,
+    context: PassContext,
+    options: LoweringOptions,
+    wanted: Callable[[str], bool] = lambda _: True,
+) -> Counter[ConvProblem]:
     """Each convolution that the lowering chooses a plan for, with how often it occurs.
 
-    graph: a model behind its graph passes; it is not changed.
+    graph: a model behind its graph passes; it is not changed. wanted: by a node's name.
     """
     refused: dict[str, str] = {}
     while True:
@@ -68,6 +73,7 @@ def conv_problems(graph: ir.Model, context: PassContext, options: LoweringOption
             lower_only(
                 lower_graph(graph, context, refused, None, options),
                 replace(options, records=collector),
+                wanted,
             )
             return collector.problems
         except Fallbacks as fallbacks:

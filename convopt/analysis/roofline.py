@@ -13,6 +13,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from convopt.errors import InputError
+from convopt.ir.precision import FP32, NARROW, Precision
 from convopt.ir.values import attribute, input_at, is_op, static_shape
 
 
@@ -66,16 +67,16 @@ class ConvCost:
         return max(self.flop / roof.flops, self.nbytes / roof.bandwidth)
 
 
-def conv_costs(model: ir.Model) -> list[ConvCost]:
-    """The cost of each convolution of the main graph, in its order.
+def conv_costs(model: ir.Model, precision: Precision = FP32) -> list[ConvCost]:
+    """The cost of each convolution of the main graph, in its order, with float32 stored in that precision.
 
     Raises:
         InputError: a convolution whose shapes are not all bound.
     """
-    return [_cost(node) for node in model.graph if is_op(node, "Conv", "ConvTranspose")]
+    return [_cost(node, precision) for node in model.graph if is_op(node, "Conv", "ConvTranspose")]
 
 
-def _cost(node: ir.Node) -> ConvCost:
+def _cost(node: ir.Node, precision: Precision) -> ConvCost:
     operands = [v for v in (input_at(node, 0), input_at(node, 1), input_at(node, 2), node.outputs[0]) if v]
     shapes = [static_shape(value) for value in operands]
     if any(shape is None for shape in shapes):
@@ -87,7 +88,8 @@ def _cost(node: ir.Node) -> ConvCost:
         m, n, k = y[0] * prod(y[2:]), weight[0] // groups, weight[1] * positions
     else:
         m, n, k = x[0] * prod(x[2:]), weight[1] * positions, weight[0] // groups
-    nbytes = sum(
-        prod(s) * (v.dtype or ir.DataType.FLOAT).itemsize for s, v in zip(bound, operands, strict=True)
-    )
+    narrow = NARROW.get(precision.name) if node.name not in precision.keep_fp32 else None
+    types = [v.dtype or ir.DataType.FLOAT for v in operands]
+    stored = [narrow if narrow and dtype == ir.DataType.FLOAT else dtype for dtype in types]
+    nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(bound, stored, strict=True))
     return ConvCost(node.name or "", node.op_type, weight[2:], m, n, k, groups, int(nbytes))

@@ -18,6 +18,7 @@ from convopt.errors import InputError
 
 if TYPE_CHECKING:
     from convopt.analysis.roofline import ConvCost, Roof
+    from convopt.targets import CpuTarget, GpuTarget
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +26,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compile_arguments(parser)
     for name, unit in (("--peak", "GFLOP/S"), ("--bandwidth", "GB/S")):
         parser.add_argument(
-            name, type=positive_number, metavar=unit, help="instead of this machine's, measured"
+            name, type=positive_number, metavar=unit, help="instead of what is measured or declared"
         )
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     import convopt
     from convopt.analysis.roofline import Roof, conv_costs
-    from convopt.bench.peak import measure_bandwidth, measure_peak
+    from convopt.arguments import find_target
     from convopt.frontends.onnx_file import load
+    from convopt.ir.precision import Precision
     from convopt.passes import GRAPH_PASSES, PassContext, run_passes, without
-    from convopt.targets import host_cpu
     from convopt.targets.cpu import usable_cores
 
     options = compile_options(arguments)
@@ -44,21 +45,38 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     run_passes(model, without(GRAPH_PASSES, arguments.skip), PassContext(shapes=options["shapes"] or {}))
     module = convopt.optimize(arguments.model, **options, progress=progress)
     require_program(module, arguments.model)
-    costs = conv_costs(model)
-    peak = arguments.peak or measure_peak(host_cpu(), threads)
-    if isinstance(peak, str):
-        raise InputError(f"the peak can't be measured ({peak}); give it with --peak")
-    bandwidth = arguments.bandwidth or measure_bandwidth()
+    costs = conv_costs(model, Precision(arguments.precision, frozenset(arguments.keep_fp32)))
+    target = find_target(arguments.target)
+    peak, bandwidth = _limits(arguments, target, threads)
     placement = {place.node: place for place in module.placement}
     roof = Roof(peak * 1e9, bandwidth * 1e9)
     return {
         "command": "analyze",
         "model": arguments.model,
+        "target": target.name,
         "threads": threads,
         "peak_gflops": peak,
         "bandwidth_gbs": bandwidth,
         "convs": [_conv(cost, roof, placement.get(cost.node)) for cost in costs],
     }
+
+
+def _limits(
+    arguments: argparse.Namespace, target: CpuTarget | GpuTarget, threads: int
+) -> tuple[float, float]:
+    """(GFLOP/s, GB/s): what is given; else a GPU's as declared for the precision, this CPU's as measured."""
+    from convopt.bench.peak import measure_bandwidth, measure_peak
+    from convopt.bench.results import declared_limits
+    from convopt.targets import CpuTarget
+
+    if isinstance(target, CpuTarget):
+        peak = arguments.peak or measure_peak(target, threads)
+        if isinstance(peak, str):
+            raise InputError(f"the peak can't be measured ({peak}); give it with --peak")
+        return peak, arguments.bandwidth or measure_bandwidth()
+    declared = declared_limits(target, arguments.precision, threads)
+    assert declared.peak_gflops is not None  # a declared one is a number
+    return arguments.peak or declared.peak_gflops, arguments.bandwidth or declared.bandwidth_gbs
 
 
 def _conv(cost: ConvCost, roof: Roof, place: Any) -> dict[str, Any]:
@@ -83,8 +101,10 @@ def _conv(cost: ConvCost, roof: Roof, place: Any) -> dict[str, Any]:
 def _show(document: Document) -> None:
     from convopt.report.tables import Column, number, print_line, print_table, scaled
 
+    on_cpu = document["target"].startswith("cpu")
+    where = f"{document['threads']} threads" if on_cpu else document["target"]
     print_line(
-        f"{document['model']}: {document['threads']} threads, peak {document['peak_gflops']:.0f} GFLOP/s, "
+        f"{document['model']}: {where}, peak {document['peak_gflops']:.0f} GFLOP/s, "
         f"memory {document['bandwidth_gbs']:.1f} GB/s"
     )
     columns = [Column("convolution"), Column("kernel"), *(Column(t, True) for t in ("M", "N", "K", "groups"))]
@@ -118,13 +138,15 @@ COMMAND = Command(
 For each convolution of the optimized model: its GEMM, M x N x K for each group (M output pixels, N output
 channels, K kernel positions times input channels; of a transposed one M input pixels, N output channels times
 kernel positions, K input channels), its work, its least traffic (input, weight, bias, output once each),
-whether compute or memory bounds it on this machine, the least time that allows, and the algorithm chosen
+whether compute or memory bounds it on the target, the least time that allows, and the algorithm chosen
 (written as in `convopt explain --help`).""",
     fields={
         "model": "the path",
+        "target": "what it is analysed for",
         "threads": "that the module uses",
-        "peak_gflops": "given, or the FMA peak measured on that many threads",
-        "bandwidth_gbs": "given, or a copy through memory measured on one core, reads and writes",
+        "peak_gflops": "given, or the FMA peak measured on that many threads; a GPU's is declared",
+        "bandwidth_gbs": "given, or a copy through memory measured on one core, reads and writes; a GPU's is"
+        " declared",
         "convs[].node": "name",
         "convs[].op": "Conv or ConvTranspose",
         "convs[].kernel[]": "spatial extents",
@@ -133,7 +155,7 @@ whether compute or memory bounds it on this machine, the least time that allows,
         "convs[].k": "of the GEMM, for each group",
         "convs[].groups": "how many such GEMMs",
         "convs[].flop": "a multiply and an add are two",
-        "convs[].bytes": "least traffic",
+        "convs[].bytes": "least traffic, of what the precision stores",
         "convs[].intensity": "flop / bytes",
         "convs[].bound": "compute or memory",
         "convs[].floor_us": "least time in microseconds",

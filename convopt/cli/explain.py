@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from convopt.bench.suites import SUITES
@@ -18,7 +17,7 @@ from convopt.cli.command import (
     require_static_inputs,
 )
 from convopt.cli.cost_fields import COST_FIELDS
-from convopt.cli.explain_cost import run_cost, show_cost
+from convopt.cli.explain_cost import no_such_node, run_cost, show_cost
 from convopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,11 +71,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     placement = {place.node: place for place in placed}
     names = list(dict.fromkeys((*placement, *notes)))
     if arguments.node is not None and not any(arguments.node in name for name in names):
-        near = difflib.get_close_matches(arguments.node, names, 3, 0.3) or names[:3]
-        raise InputError(
-            f"--node {arguments.node}: {arguments.model} has no node whose name contains this; it has"
-            f" {', '.join(near)} and others"
-        )
+        raise no_such_node(arguments.model, arguments.node, names)
     nodes = [
         {
             "node": name,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import difflib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from convopt.cli.command import Document, compile_options
+from convopt.cli.command import Document, compile_options, refuse_compile_options
 from convopt.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from convopt.schedules.conv_problem import ConvProblem
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+USED = ("shape", "target", "precision", "threads", "skip", "cache_dir")  # of the options of optimize
 
 
 def run_cost(arguments: argparse.Namespace) -> Document:
@@ -29,11 +31,16 @@ def run_cost(arguments: argparse.Namespace) -> Document:
 
     if arguments.precision not in DTYPES:
         raise InputError(f"--precision {arguments.precision}: expected {', '.join(DTYPES)}")
+    refuse_compile_options(arguments, USED, "--cost shows what is chosen without it")
+    if arguments.all:
+        raise InputError("--all: --cost shows convolutions, and all of them unless --node is given")
+    if arguments.node is not None and not arguments.model:
+        raise InputError("--node goes with a model: --conv and --suite have no nodes")
     threads = arguments.threads or usable_cores()
-    problems = _problems(arguments, threads)
     target: Any = host_cpu() if arguments.target == "cpu" else find_gpu_here(arguments.target)
     if arguments.target == "cpu" and arguments.precision != "fp32":
         raise InputError(f"--cost --precision {arguments.precision} goes with a GPU target")
+    problems = _problems(arguments, threads, target)
     measured = calibration.load(KernelCache(arguments.cache_dir).root).get(threads)
     roof = (1e9 * measured.peak_gflops, 1e9 * measured.bandwidth_gbs) if measured else None
     costs = []
@@ -43,7 +50,7 @@ def run_cost(arguments: argparse.Namespace) -> Document:
                 if arguments.target == "cpu":
                     found = cpu_cost(problem, target, threads, records, roof)
                 else:
-                    found = gpu_cost(_of_type(problem, DTYPES[arguments.precision]), target)
+                    found = gpu_cost(problem, target)
             except ValueError as error:
                 raise InputError(f"{problem.text}: {error}") from error
             costs.append(found | {"count": count})
@@ -56,17 +63,14 @@ def run_cost(arguments: argparse.Namespace) -> Document:
     }
 
 
-def _of_type(problem: ConvProblem, dtype: str) -> ConvProblem:
-    """The same convolution with inputs, other operands and outputs of that type."""
-    return replace(
-        problem,
-        x=replace(problem.x, dtype=dtype),
-        y=replace(problem.y, dtype=dtype),
-        others=tuple(replace(view, dtype=dtype) for view in problem.others),
-    )
+def no_such_node(model: str, node: str, names: Sequence[str], kind: str = "node") -> InputError:
+    """The error for a --node that is part of none of the names."""
+    near = difflib.get_close_matches(node, names, 3, 0.3) or names[:3]
+    has = f"it has {', '.join(near)} and others" if near else "it has none"
+    return InputError(f"--node {node}: {model} has no {kind} whose name contains this; {has}")
 
 
-def _problems(arguments: argparse.Namespace, threads: int) -> Counter[ConvProblem]:
+def _problems(arguments: argparse.Namespace, threads: int, target: Any) -> Counter[ConvProblem]:
     from collections import Counter
 
     from convopt.bench.cases import conv_problem, parse_case
@@ -75,10 +79,20 @@ def _problems(arguments: argparse.Namespace, threads: int) -> Counter[ConvProble
 
     if arguments.model:
         options = compile_options(arguments)
-        found, _ = model_problems(arguments.model, options["shapes"], threads, options["skip"])
+        seen: list[str] = []
+
+        def wanted(name: str) -> bool:
+            seen.append(name)
+            return arguments.node is None or arguments.node in name
+
+        compiled = {"target": target, "precision": arguments.precision, "wanted": wanted}
+        found, _ = model_problems(arguments.model, options["shapes"], threads, options["skip"], **compiled)
+        if arguments.node is not None and not found:
+            raise no_such_node(arguments.model, arguments.node, list(dict.fromkeys(seen)), "convolution")
         return found
     cases = suite(arguments.suite) if arguments.suite else ((parse_case(arguments.conv), 1),)
-    return Counter({conv_problem(case): count for case, count in cases})
+    dtype = DTYPES[arguments.precision]
+    return Counter({conv_problem(case, dtype): count for case, count in cases})
 
 
 def show_cost(document: Document) -> None:

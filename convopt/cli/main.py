@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from convopt import __version__
-from convopt.cli.command import Command
+from convopt.cli.command import Command, Document
 from convopt.errors import ConvoptError
 
 # Each command's line in the list of all. Its module is imported only when it is the one called: all sixteen
@@ -37,8 +39,12 @@ COMMANDS = {
 
 EXIT_STATUS = (
     "exit status: 0 done, 1 (selftest, cache verify) a check failed, 2 a wrong argument, model or input (one"
-    " line on stderr says what), 3 the target's device, or its driver or compiler, is missing on this machine"
+    " line on stderr says what), 3 the target's device, or its driver or compiler, is missing here, 70"
+    " a fault of convopt itself, 130 interrupted; no file is left half-written"
 )
+INTERNAL_FAULT = 70  # EX_SOFTWARE of BSD's sysexits.h
+INTERRUPTED = 130  # as shells give it: 128 + SIGINT
+TRACEBACK = "CONVOPT_TRACEBACK"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,20 +97,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with Progress(shown=not (arguments.quiet or arguments.json)) as progress:
             document = command.run(arguments, progress)
+        _print(command, document, arguments)
+        if command.serve is not None:
+            command.serve(document)
+        return command.status(document)
+    except (ConvoptError, OSError, MemoryError) as error:
+        print(f"convopt: {error}", file=sys.stderr)
+        return error.exit_status if isinstance(error, ConvoptError) else 2
+    except KeyboardInterrupt:
+        print("convopt: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # whatever was not foreseen
+        print(_fault(error), file=sys.stderr)
+        return INTERNAL_FAULT
+
+
+def _print(command: Command, document: Document, arguments: argparse.Namespace) -> None:
+    try:
         if arguments.json:
             json.dump(document, sys.stdout, indent=2, allow_nan=False)
             sys.stdout.write("\n")
         elif not arguments.quiet:
             command.show(document)
         sys.stdout.flush()
-        return command.status(document)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not an error, and nothing may be written any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ConvoptError, OSError, MemoryError) as error:
-        print(f"convopt: {error}", file=sys.stderr)
-        return error.exit_status if isinstance(error, ConvoptError) else 2
-    except KeyboardInterrupt:
-        print("convopt: interrupted", file=sys.stderr)
-        return 130
-    return 0
+
+
+def _fault(error: Exception) -> str:
+    """One line that says where it happened and what to report; the traceback where it is asked for."""
+    if os.environ.get(TRACEBACK):
+        return "".join(traceback.format_exception(error)).rstrip("\n")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split()) or "no message"
+    return (
+        f"convopt: fault of convopt {__version__}, not of the input: {type(error).__name__}: {words[:500]}"
+        f" ({Path(last.filename).name}:{last.lineno}); please report this line with the command and the model"
+        f" ({TRACEBACK}=1 shows the traceback)"
+    )

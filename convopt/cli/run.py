@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
-    import statistics
+    import numpy as np
 
     import convopt
 
@@ -89,8 +89,12 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "model": arguments.model,
         "output": str(output) if output else None,
         "first_ms": first,
-        "median_ms": statistics.median(times),
+        "calls": len(times),
+        "median_ms": float(np.median(times)),
+        "p95_ms": float(np.percentile(times, 95)),
+        "p99_ms": float(np.percentile(times, 99)),
         "min_ms": min(times),
+        "max_ms": max(times),
         "inputs": [_describe(name, array) for name, array in inputs.items()],
         "outputs": [
             _describe(name, array) | {"written": written[name] if output else None}
@@ -233,6 +237,9 @@ def _describe(name: str, array: Array) -> dict[str, Any]:
     }
 
 
+_SPREAD = {"p95": "95%", "p99": "99%", "min": "min", "max": "max"}
+
+
 def _show(document: Document) -> None:
     from convopt.report.tables import Column, print_line, print_table
 
@@ -257,9 +264,10 @@ def _show(document: Document) -> None:
         for array in document[f"{kind}s"]
     ]
     print_table(document["model"], columns, rows)
+    spread = "".join(f", {document[f'{name}_ms']:.3f} {label}" for name, label in _SPREAD.items())
     print_line(
-        f"{document['median_ms']:.3f} ms median, {document['min_ms']:.3f} ms min, "
-        f"{document['first_ms']:.3f} ms the first call"
+        f"{document['median_ms']:.3f} ms median{spread if document['calls'] > 1 else ''}, "
+        f"{document['first_ms']:.3f} the first call"
     )
     if document["output"]:
         print_line(f"{document['output']} written")
@@ -288,8 +296,12 @@ an artifact takes --threads only; it has the others fixed.""",
         "model": "the path",
         "output": "the file written, or null",
         "first_ms": "of the first call, which is not counted among the others",
-        "median_ms": "of the calls behind it",
-        "min_ms": "of the calls",
+        "calls": "how many were counted (--repeat)",
+        "median_ms": "of the counted calls",
+        "p95_ms": "that 95% of the counted calls stay below; between two calls by linear interpolation",
+        "p99_ms": "that 99% stay below",
+        "min_ms": "of the counted calls",
+        "max_ms": "of the counted calls",
         **{f"inputs[].{field}": text for field, text in _ARRAY_FIELDS.items()},
         **{f"outputs[].{field}": text for field, text in _ARRAY_FIELDS.items()},
         "outputs[].written": "dtype in the file, which is another where numpy lacks it; null without -o",

@@ -82,16 +82,33 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
 
 
 def _open(target: GpuTarget, document: Document) -> BenchDevice | None:
+    """None where the device or a compiler is missing. What merely fails is an error, or a check's result."""
+    from convopt.arguments import find_target
     from convopt.bench.bench_device import BenchDevice
-    from convopt.errors import ConvoptError
+    from convopt.errors import CompilerMissing, DeviceMissing
 
     try:
+        find_target(target.name)
         bench = BenchDevice.open(target)
-    except ConvoptError as error:
+        _compile_one(bench)
+    except (CompilerMissing, DeviceMissing) as error:
         document["missing"] = str(error)
         return None
     document["device"] = bench.text
     return bench
+
+
+def _compile_one(bench: BenchDevice) -> None:
+    """CompilerMissing, DeviceMissing: of HIP source that is known only when it is loaded."""
+    from convopt.errors import CompilerMissing, ConvoptError, DeviceMissing
+    from convopt.schedules.gpu_probes import AtomicSums
+
+    try:
+        bench.device.load(bench.code(AtomicSums(threads=64)).binary)
+    except (CompilerMissing, DeviceMissing):
+        raise
+    except ConvoptError:
+        return  # the probes and checks tell what doesn't compile or load
 
 
 def _probe(bench: BenchDevice, document: Document, output: Path, progress: ReportProgress) -> None:
@@ -202,7 +219,7 @@ def _show(document: Document) -> None:
     from convopt.report.tables import print_line
 
     if document["missing"] is not None:
-        print_line(f"{document['target']} is not on this machine: {document['missing']}")
+        print_line(f"{document['target']} can't be tested on this machine: {document['missing']}")
         return
     print_line(text(document).rstrip("\n"))
     print_line(f"written to {document['report']}")
@@ -226,7 +243,7 @@ COMMAND = Command(
     fields={
         "target": "as asked for",
         "device": "its own name and chip, null where it is missing",
-        "missing": "why the target can't run here, else null",
+        "missing": "the device, driver or compiler that the target lacks here, else null",
         "layout_from": "the unit whose layout was taken from a file, else null",
         "facts[].name": "wave size, atomic additions, banks",
         "facts[].agrees": "with the declared target; null where the device can't tell",

@@ -139,13 +139,17 @@ def place_nodes(
     return tuple(place for work in works for place in placements(work))
 
 
-def lower_only(model: ir.Model, options: LoweringOptions) -> None:
+def lower_only(
+    model: ir.Model, options: LoweringOptions, wanted: Callable[[str], bool] = lambda _: True
+) -> None:
     """Everything before the kernels are compiled: asks `options.records` about each convolution.
+
+    wanted: by a node's name; groups without such a node are left out.
 
     Raises:
         Fallbacks: groups that were refused.
     """
-    _Builder(model.graph, options).lower()
+    _Builder(model.graph, options).lower(wanted)
 
 
 def _check_islands(loaded: Loaded, threads: int) -> None:
@@ -253,10 +257,12 @@ class _Builder:
         set_layout(group.outputs[0], layout_of(value))
         return group.outputs[0]
 
-    def lower(self) -> list[LoweredGroup]:
+    def lower(self, wanted: Callable[[str], bool] = lambda _: True) -> list[LoweredGroup]:
         works, refused = [], {}
         context = self._context()
         for group in self.graph:
+            if not any(map(wanted, node_names(group))):
+                continue
             work = LoweredGroup(group)
             works.append(work)
             if group.op_type == "Empty":

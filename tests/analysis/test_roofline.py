@@ -6,6 +6,7 @@ import pytest
 
 from convopt.analysis.roofline import Roof, conv_costs
 from convopt.errors import InputError
+from convopt.ir.precision import Precision
 
 
 def _costs(text: str):
@@ -37,6 +38,18 @@ def test_transposed_conv() -> None:
 def test_half_precision_moves_half_the_bytes() -> None:
     (cost,) = _costs("g (float16[1,8,4,4] x, float16[8,8,1,1] w) => (float16[1,8,4,4] y) { y = Conv (x, w) }")
     assert cost.nbytes == 2 * (8 * 16 + 64 + 8 * 16)
+
+
+def test_stored_halves_move_half_the_bytes() -> None:
+    text = "g (float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] y) { z = Conv (x, w) y = Conv (z, w) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    proto.graph.node[0].name, proto.graph.node[1].name = "a", "b"
+    shape = onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, (1, 8, 4, 4))
+    proto.graph.value_info.append(shape)
+    whole = 8 * 16 + 64 + 8 * 16
+    for name, bytes_each in (("fp32", 4), ("tf32", 4), ("fp16", 2), ("bf16", 2)):
+        costs = conv_costs(ir.from_proto(proto), Precision(name, frozenset("b")))
+        assert [cost.nbytes for cost in costs] == [bytes_each * whole, 4 * whole]
 
 
 def test_the_roof_bounds_by_its_lower_side() -> None:

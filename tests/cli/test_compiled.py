@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -73,7 +74,22 @@ def test_run_takes_a_model_and_random_inputs(model: Path, capsys: pytest.Capture
     first = _document(["run", str(model), "--repeat", "3"], capsys)
     again = _document(["run", str(model), "--input", "x=random"], capsys)
     assert first["outputs"] == again["outputs"]
-    assert 0 < first["min_ms"] <= first["median_ms"]
+    assert first["calls"] == 3
+    assert 0 < first["min_ms"] <= first["median_ms"] <= first["p95_ms"] <= first["p99_ms"] <= first["max_ms"]
+
+
+def test_run_tells_percentiles_of_the_calls(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calls of 1, 2, ... 100 ms behind a first one of 1 s: 95% lie below 95.05 ms."""
+    ends = np.cumsum([0.0, 1.0, *(x for ms in range(1, 101) for x in (0.0, ms / 1e3))])
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=iter(ends).__next__))
+    document = _document(["run", str(model), "--repeat", "100"], capsys)
+    assert document["calls"] == 100
+    found = [document[f"{name}_ms"] for name in ("first", "median", "p95", "p99", "min", "max")]
+    assert found == pytest.approx([1000, 50.5, 95.05, 99.01, 1, 100])
+    run.COMMAND.show(document)
+    assert "50.500 ms median, 95.050 95%, 99.010 99%" in capsys.readouterr().out
 
 
 def test_run_binds_dynamic_dims_to_the_files_shapes(
@@ -186,6 +202,21 @@ def test_analyze_gives_the_gemm_and_the_roofline(model: Path, capsys: pytest.Cap
     assert conv["algorithm"]
 
 
+def test_analyze_for_a_gpu_takes_its_declared_numbers(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PoCL's kernels are compiled when they run: the target needs no device here."""
+    document = _document(["analyze", str(model), "--target", "opencl", "--precision", "fp16"], capsys)
+    assert document["target"] == "opencl"
+    # As declared: 16 compute units, 1 GHz, 128 FLOP per clock; 100 GB/s.
+    assert (document["peak_gflops"], document["bandwidth_gbs"]) == (2048, 100)
+    (conv,) = document["convs"]
+    assert conv["bytes"] == 2 * (3 * 64 + 4 * 27 + 4 + 4 * 64)
+    assert conv["floor_us"] == pytest.approx(conv["bytes"] / 100e9 * 1e6)
+    assert main(["analyze", str(model), "--target", "opencl", "--peak", "7"]) == 0
+    assert "opencl, peak 7 GFLOP/s, memory 100.0 GB/s" in capsys.readouterr().out
+
+
 def test_analyze_asks_for_the_shape_of_dynamic_dims(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,7 +250,10 @@ def test_explain_tells_refusals_and_fallbacks(model: Path, capsys: pytest.Captur
 
 
 def test_bench_has_a_ratio(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = _document(["bench", str(model), "--threads", "1", "--seconds", "0.02"], capsys)
+    cache = model.parent / "cache"
+    arguments = ["bench", str(model), "--threads", "1", "--seconds", "0.02", "--cache-dir", str(cache)]
+    document = _document(arguments, capsys)
+    assert any((cache / "kernels").iterdir())
     assert undocumented(document, bench.COMMAND.fields) == set()
     (case,) = document["runs"][0]["cases"]
     ours, peer = case["end_to_end"]["convopt"], case["end_to_end"]["onnxruntime"]

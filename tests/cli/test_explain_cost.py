@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from convopt.bench import calibration
@@ -80,9 +82,30 @@ def test_a_model_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "3x3 s1 1x3->4" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90"])
+def test_a_node_of_a_model(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,3,8,8] x) => (float[1,5,8,8] y)
+    <float[4,3,3,3] w, float[5,4,1,1] v> { z = Conv<pads=[1,1,1,1]>(x, w) y = Conv(z, v) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].name, model.graph.node[1].name = "stem", "[red]head/0"
+    del model.graph.initializer[:]
+    for name, shape in (("w", (4, 3, 3, 3)), ("v", (5, 4, 1, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    both = document(capsys, str(path), "--target", target)["costs"]
+    (one,) = document(capsys, str(path), "--target", target, "--node", "[red]")["costs"]
+    assert len(both) == 2 and one in both and "1x4->5" in one["conv"]
+    assert main(["explain", str(path), "--cost", "--target", target, "--node", "tail"]) == 2
+    assert "has no convolution whose name contains this; it has" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        (["--conv", CASE_4, "--cost", "--all"], "--all: --cost shows convolutions, and all of them"),
+        (["--conv", CASE_4, "--cost", "--node", "a"], "--node goes with a model"),
+        (["--conv", CASE_4, "--cost", "--tune", "9s"], "--tune: --cost shows what is chosen without it"),
         (["--conv", CASE_4], "go with --cost"),
         (["--conv", CASE_4, "--cost", "--target", "gpu"], "is not known"),
         (["--conv", CASE_4, "--cost", "--precision", "fp17"], "expected fp32, fp16, bf16"),

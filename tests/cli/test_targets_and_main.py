@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import convopt
 from convopt.cli import targets
 from convopt.cli.main import main
 from convopt.targets.cpu import BY_NAME, host_cpu, usable_cores
@@ -88,6 +89,60 @@ def test_too_little_memory_is_one_line(
     monkeypatch.setattr("convopt.cli.main.load", lambda name: starved)
     assert main(["targets"]) == 2
     assert capsys.readouterr().err.splitlines() == ["convopt: 5.8 TiB for x"]
+
+
+def test_what_was_not_foreseen_is_one_line_to_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("two\nlines")
+
+    monkeypatch.setattr("convopt.cli.main.load", lambda name: replace(targets.COMMAND, run=fail))
+    assert main(["targets"]) == 70
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"convopt: fault of convopt {convopt.__version__}, not of the input: KeyError: 'two"
+    )
+    assert f"({Path(__file__).name}:" in line and "please report this line" in line
+    monkeypatch.setenv("CONVOPT_TRACEBACK", "1")
+    assert main(["targets"]) == 70
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
+
+
+def test_a_pipe_that_breaks_inside_is_no_reader_that_went_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("convopt.cli.main.load", lambda name: replace(targets.COMMAND, run=fail))
+    assert main(["targets"]) == 2
+    assert "Broken pipe" in capsys.readouterr().err
+
+
+def test_an_interruption_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the file is being written, under its temporary name."""
+    source = conv_relu(tmp_path / "in.onnx")
+
+    def interrupt(*_: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    assert main(["optimize", str(source), "-o", str(tmp_path / "out.onnx")]) == 130
+    assert capsys.readouterr().err == "convopt: interrupted\n"
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("name", ["", __file__])
+def test_a_cache_that_is_no_folder(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("bench m", "optimize m -o x.onnx", "tune m --budget 1s", "cache list", "calibrate"):
+        with pytest.raises(SystemExit) as end:
+            main([*command.split(), "--cache-dir", name])
+        assert end.value.code == 2
+        assert "is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

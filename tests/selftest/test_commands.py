@@ -10,6 +10,7 @@ import pytest
 
 from convopt.cli import doctor, selftest
 from convopt.cli.main import main
+from convopt.errors import CompileError
 from convopt.targets import GPU_TARGETS
 from tests.cli.fields import undocumented
 from tests.hip.conftest import _built, stub  # noqa: F401
@@ -146,7 +147,7 @@ def test_selftest_of_a_family_without_a_device(
     monkeypatch.setenv("CONVOPT_CUDA_DEVICE", "99")
     report = tmp_path / "report.txt"
     assert main(["selftest", "--target", family, "-o", str(report)]) == 3
-    assert f"{family} is not on this machine: " in " ".join(capsys.readouterr().out.split())
+    assert f"{family} can't be tested on this machine: " in " ".join(capsys.readouterr().out.split())
     assert not report.exists()
 
 
@@ -156,7 +157,38 @@ def test_selftest_without_the_device(
     monkeypatch.setenv("CONVOPT_HIP_LIBRARY", str(tmp_path / "none.so"))
     report = tmp_path / "report.txt"
     assert main(["selftest", "--target", "dcu:k100-ai", "-o", str(report)]) == 3
-    assert "dcu:k100-ai is not on this machine: CONVOPT_HIP_LIBRARY" in " ".join(
+    assert "dcu:k100-ai can't be tested on this machine: CONVOPT_HIP_LIBRARY" in " ".join(
         capsys.readouterr().out.split()
     )
     assert not report.exists()
+
+
+@pytest.mark.hip
+def test_selftest_without_a_compiler(
+    stub: Stub,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CONVOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("convopt.runtime.hipcc.TOOLKITS", ())
+    report = tmp_path / "report.txt"
+    assert main(["selftest", "--target", "dcu:k100-ai", "-o", str(report)]) == 3
+    assert "no hipcc found" in " ".join(capsys.readouterr().out.split())
+    assert not report.exists()
+
+
+def test_selftest_with_a_driver_that_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The device is there: what failed is said, not that it is missing."""
+
+    def fail(kind: str) -> None:
+        raise CompileError(f"{kind}: kernel probe: no such instruction")
+
+    monkeypatch.setattr("convopt.bench.bench_device.open_device", fail)
+    assert main(["selftest", "--target", "opencl", "-o", str(tmp_path / "r.txt")]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "convopt: opencl: kernel probe: no such instruction\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -67,6 +69,36 @@ def test_wrong_usage(argv: list[str]) -> None:
     assert main(argv) == 2
 
 
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_a_worker_says_at_once_where_it_listens(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script reads the port while it runs; the tracker is gone at the second look."""
+    said: list[str] = []
+
+    def check(address: tuple[str, int]) -> None:
+        said.append(capsys.readouterr().out)
+        if len(said) == 2:
+            raise InputError(f"there is no tracker at {address}")
+
+    server = SimpleNamespace(port=9191, terminate=lambda: said.append("terminated"))
+    monkeypatch.setattr(rpc, "require_rpc", lambda: None)
+    monkeypatch.setattr(rpc, "check_tracker", check)
+    monkeypatch.setattr(rpc, "serve", lambda *_: server)
+    monkeypatch.setattr("convopt.cli.worker.CHECK_SECONDS", 0.01)
+    assert main(["worker", "--tracker", "127.0.0.1:9190", "--key", "k", option]) == 2
+    assert said[0] == "" and said[2] == "terminated"
+    if option == "--quiet":
+        assert said[1] == ""
+    else:
+        assert json.loads(said[1]) == {
+            "command": "worker",
+            "role": "device",
+            "host": "127.0.0.1",
+            "port": 9191,
+        }
+
+
 Farm = Callable[[int], tuple[int, list[subprocess.Popen[str]]]]
 
 
@@ -77,8 +109,8 @@ def farm() -> Iterator[Farm]:
 
     def start(*argv: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "worker", *argv],
-            stderr=subprocess.PIPE,
+            [sys.executable, "-c", MAIN, "worker", *argv, "--json"],
+            stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # so that `kill` reaches what it starts
         )
@@ -86,10 +118,12 @@ def farm() -> Iterator[Farm]:
         return process
 
     def port(process: subprocess.Popen[str]) -> int:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"convopt worker: \w+ on 127.0.0.1:(\d+)", line):
-                return int(found[1])
+        assert process.stdout is not None
+        text = ""
+        for line in process.stdout:
+            text += line
+            if line == "}\n":
+                return int(json.loads(text)["port"])
         raise AssertionError(f"the worker ended with {process.wait()}")
 
     def farm(devices: int) -> tuple[int, list[subprocess.Popen[str]]]:
@@ -109,8 +143,8 @@ def kill(process: subprocess.Popen[str]) -> None:
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 @pytest.fixture
