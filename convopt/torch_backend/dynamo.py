@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch
 from torch._guards import TracingContext
@@ -14,7 +17,10 @@ from convopt.errors import InputError
 from convopt.torch_backend.collector import paused_collector
 from convopt.torch_backend.decompositions import whole_upsampling
 from convopt.torch_backend.graph import TorchGraph
+from convopt.torch_backend.inference import static_inputs, traced
 from convopt.torch_backend.settings import Settings
+
+logger = logging.getLogger("convopt.torch")
 
 
 def compile_graph(
@@ -40,11 +46,29 @@ def compile_graph(
     def backward(graph: GraphModule, inputs: Sequence[Any]) -> Any:
         return _boxed(lambda args: graph(*args))
 
-    compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)
-    # Nothing here reuses the memory of what the forward saved: none of it is collected, see `_parameters`.
-    with whole_upsampling(), functorch.patch(donated_buffer=False), paused_collector():
-        compiled: Callable[..., Any] = compiler(module, example_inputs)
+    with whole_upsampling(), paused_collector():
+        try:
+            graph = traced(module, example_inputs)
+        except Exception as why:  # Declined, or an operator's own: AOTAutograd deals with it, or says it
+            logger.debug("AOTAutograd traces the graph: %s", why)
+        else:
+            return _without_gradients(TorchGraph(graph, static_inputs(module), settings))
+        compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)
+        # Nothing here reuses memory of what the forward saved: none of it is collected, see `_parameters`.
+        with functorch.patch(donated_buffer=False):
+            compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
+
+
+def _without_gradients(graph: TorchGraph) -> Callable[..., Any]:
+    """As AOTAutograd runs a graph for inference: the casts of autocast are in the graph, once."""
+    autocast = torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
+
+    def run(*args: Any) -> Any:
+        with torch.no_grad(), autocast():
+            return graph(args)
+
+    return run
 
 
 def _boxed(call: Callable[[Sequence[Any]], Any]) -> Any:
