@@ -87,6 +87,9 @@ def position_axes(problem: ConvProblem) -> list[Axis]:
     return merged
 
 
+Part = tuple[int, int, int, bool]  # a DirectConv's fields but the last two
+
+
 @dataclass(frozen=True)
 class DirectConv:
     """pixels x vectors: the register tile. flat: tiles run across rows, with an address per position.
@@ -106,21 +109,33 @@ class DirectConv:
     @classmethod
     def space(cls, problem: ConvProblem, target: Target) -> Iterator[DirectConv]:
         """All register tiles that fit, cache-sized panels, rows and flat, and ways to cut the tasks."""
+        for part in cls.parts(problem, target):
+            yield from cls.cuts(part, problem, target)
+
+    @classmethod
+    def parts(cls, problem: ConvProblem, target: Target) -> Iterator[Part]:
+        """What many configurations share: all but how the tasks are cut."""
         rows, width = _rows_and_width(problem)
         for vectors in (2, 3, 4, 1):  # the likely ones first: selection compares the others with them
             pixels = tile_pixels(target, vectors)
             if pixels < 1:
                 continue
-            features = -(-problem.features // (vectors * target.lanes))
             for block in _channel_blocks(problem, target, vectors):
                 for flat in (False, True):
                     if not flat and rows == 1 and width > LONG_ROW * pixels:
                         continue  # only flat tiles can be cut into tasks
-                    count = -(-rows * width // pixels) if flat else rows
-                    unit = pixels if flat else width
-                    for row_chunk in _row_chunks(problem, target, block, count, unit):
-                        for feature_chunk in sorted({-(-features // n) for n in (1, 2, 4, 16)}):
-                            yield cls(pixels, vectors, block, flat, feature_chunk, row_chunk)
+                    yield pixels, vectors, block, flat
+
+    @classmethod
+    def cuts(cls, part: Part, problem: ConvProblem, target: Target) -> Iterator[DirectConv]:
+        """The configurations of a part."""
+        pixels, vectors, block, flat = part
+        rows, width = _rows_and_width(problem)
+        features = -(-problem.features // (vectors * target.lanes))
+        count = -(-rows * width // pixels) if flat else rows
+        for row_chunk in _row_chunks(problem, target, block, count, pixels if flat else width):
+            for feature_chunk in sorted({-(-features // n) for n in (1, 2, 4, 16)}):
+                yield cls(*part, feature_chunk, row_chunk)
 
     def why_not(self, problem: ConvProblem, target: Target) -> str | None:
         if problem.y.strides[5] != 1:
@@ -143,13 +158,10 @@ class DirectConv:
         traffic = self.traffic(problem, target) / bytes_per_cycle(problem, target)
         return Estimate(compute / CLOCK, traffic / CLOCK, 0.5 * min(compute, traffic) / CLOCK)
 
-    def shared(self) -> tuple[int, int, int, bool]:
-        """What `least_seconds` depends on: the fields that are not about cutting tasks."""
-        return self.pixels, self.vectors, self.channel_block, self.flat
-
-    def least_seconds(self, problem: ConvProblem, target: Target) -> float:
+    @staticmethod
+    def least_seconds(part: Part, problem: ConvProblem, target: Target) -> float:
         """What `cost` is at least, however the tasks are cut."""
-        return _least_seconds(*self.shared(), problem, target)
+        return _least_seconds(*part, problem, target)
 
     def traffic(self, problem: ConvProblem, target: Target) -> float:
         """Bytes from beyond L2: a task's inputs, once if they stay there, else for each tile of channels."""

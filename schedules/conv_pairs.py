@@ -51,9 +51,6 @@ class PairConv(DirectConv):
         one, share = super().cost(problem, target), self._step(target)
         return Estimate(one.compute * share, one.memory / 2, one.overhead / 2)
 
-    def least_seconds(self, problem: ConvProblem, target: Target) -> float:
-        return super().least_seconds(problem, target) * self._step(target)
-
     def _step(self, target: Target) -> float:
         """Cycles of a step over those of DirectConv's steps for the same channels."""
         return 1.0 if target.bf16 == "amx" else 0.5

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +36,7 @@ from convopt.schedules.conv_direct import (
     L3_BYTES_PER_CYCLE,
     MEMORY_BYTES_PER_CYCLE,
     around_tile,
+    tile_pixels,
     tile_step,
 )
 from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias
@@ -103,6 +105,8 @@ TRANSFORMS = {(1, m): toom_cook(m, 3) for m in (2, 4)} | {(2, m): strided(m) for
 # Measured with 320 channels to 4: five times slower than without the transforms.
 LEAST_FEATURES = 16
 
+Part = tuple[int, int, int, int, int]  # a WinogradConv's fields but the last two
+
 
 @dataclass(frozen=True)
 class WinogradConv:
@@ -124,8 +128,12 @@ class WinogradConv:
 
     @classmethod
     def space(cls, problem: ConvProblem, target: Target) -> Iterator[WinogradConv]:
-        from convopt.schedules.conv_direct import tile_pixels
+        for part in cls.parts(problem, target):
+            yield from cls.cuts(part, problem, target)
 
+    @classmethod
+    def parts(cls, problem: ConvProblem, target: Target) -> Iterator[Part]:
+        """What many configurations share: all but how output channels are cut."""
         for stride, m in TRANSFORMS:
             if stride != problem.strides[1]:
                 continue
@@ -133,20 +141,27 @@ class WinogradConv:
             areas = {(r, columns) for r in (1, 2, 4, -(-rows // 2), rows) if r <= rows}
             areas |= {(1, -(-columns // parts)) for parts in (2, 4) if columns >= 16 * parts}
             for vectors in (2, 3, 4):
-                pixels = tile_pixels(target, vectors)
-                features = -(-problem.features // (vectors * target.lanes))
-                chunks = sorted({-(-features // parts) for parts in (1, 2, 4)}, reverse=True)
-                blocks = [(chunk, chunk) for chunk in chunks] + ([(features, 1)] if features > 1 else [])
-                for area in sorted(areas) if pixels >= 1 else ():
-                    for chunk, block in blocks:
-                        yield cls(m, pixels, vectors, *area, chunk, block)
+                if (pixels := tile_pixels(target, vectors)) >= 1:
+                    yield from ((m, pixels, vectors, *area) for area in sorted(areas))
 
-    def why_not(self, problem: ConvProblem, target: Target) -> str | None:
+    @classmethod
+    def cuts(cls, part: Part, problem: ConvProblem, target: Target) -> Iterator[WinogradConv]:
+        """The configurations of a part, the one with all channels in a task first."""
+        features = -(-problem.features // (part[2] * target.lanes))
+        chunks = sorted({-(-features // parts) for parts in (1, 2, 4)}, reverse=True)
+        yield from (cls(*part, chunk, chunk) for chunk in chunks)
+        if features > 1:
+            yield cls(*part, features, 1)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def why_none(problem: ConvProblem, target: Target) -> str | None:
+        """Why no configuration takes the problem, None if one may."""
         if problem.kernel[1:] != (3, 3) or problem.dilations[1:] != (1, 1):
             return "only 3x3 with dilation 1"
         _, stride, across = problem.strides
-        if stride != across or (stride, self.m) not in TRANSFORMS:
-            return f"no transform to {self.m}x{self.m} outputs with strides {problem.strides}"
+        if stride != across:
+            return f"strides {problem.strides}"
         if not Window.of(problem, 0).stays_inside:
             return "the kernel leaves the input's depth, which has no border of zeros"
         if problem.channels % target.lanes or problem.x.strides[5] != 1:
@@ -155,6 +170,13 @@ class WinogradConv:
             return f"{problem.features} output channels don't pay for transforming the inputs"
         if problem.y.strides[5] != 1:
             return "output channels are not contiguous"
+        return None
+
+    def why_not(self, problem: ConvProblem, target: Target) -> str | None:
+        if (reason := self.why_none(problem, target)) is not None:
+            return reason
+        if (problem.strides[1], self.m) not in TRANSFORMS:
+            return f"no transform to {self.m}x{self.m} outputs with strides {problem.strides}"
         if self.scratch_bytes(problem, target) > target.l3 // 2:
             return f"{self.scratch_bytes(problem, target)} B scratch > {target.l3 // 2}"
         if self.feature_chunk % self.feature_block:
@@ -183,19 +205,10 @@ class WinogradConv:
 
     def cost(self, problem: ConvProblem, target: Target) -> Estimate:
         """Products as in DirectConv, transforms by loads and operations, what L2 can't hold by its bytes."""
-        lanes = target.lanes
         features = min(self.features(problem, target), self.feature_chunk)
-        tile_k = self.vectors * lanes
-        runs = -(-self.batch // self.pixels)
-        per_tile = self.batch / runs
-        channels = planes_channels(problem)
-        step = tile_step(per_tile, self.vectors, channels * tile_k * 4, target)
-        around = around_tile(per_tile, self.vectors)
-        points = self.points(problem)
-        compute = points * runs * features * (channels * step + around)
-        # Loads, stores and about 2 operations per load and point, two a cycle.
-        transform = points * (1.0 + 1.0 + 0.5)
-        compute += self.batch * (channels // lanes + features * self.vectors) * transform
+        tile_k = self.vectors * target.lanes
+        channels, points = planes_channels(problem), self.points(problem)
+        compute = self._cycles(problem, target)
         v_bytes, m_bytes = self._scratch_parts(problem, target)
         u_bytes = 4 * points * channels * features * tile_k
         reads = 1 if self.feature_block == self.feature_chunk else features
@@ -212,6 +225,26 @@ class WinogradConv:
         stream += u_bytes / (L3_BYTES_PER_CYCLE if whole <= target.l3 // 2 else MEMORY_BYTES_PER_CYCLE)
         seconds = self.tasks(problem, target) / CLOCK
         return Estimate(compute * seconds, stream * seconds, 0.5 * min(compute, stream) * seconds)
+
+    def _cycles(self, problem: ConvProblem, target: Target) -> float:
+        """Of a task's products and transforms."""
+        lanes = target.lanes
+        features = min(self.features(problem, target), self.feature_chunk)
+        runs = -(-self.batch // self.pixels)
+        per_tile = self.batch / runs
+        channels, points = planes_channels(problem), self.points(problem)
+        step = tile_step(per_tile, self.vectors, channels * self.vectors * lanes * 4, target)
+        around = around_tile(per_tile, self.vectors)
+        compute = points * runs * features * (channels * step + around)
+        # Loads, stores and about 2 operations per load and point, two a cycle.
+        transform = points * (1.0 + 1.0 + 0.5)
+        return compute + self.batch * (channels // lanes + features * self.vectors) * transform
+
+    @staticmethod
+    def least_seconds(part: Part, problem: ConvProblem, target: Target) -> float:
+        """What `cost` is at least, however channels are cut: inputs transformed once, nothing to wait for."""
+        whole = next(WinogradConv.cuts(part, problem, target))
+        return whole._cycles(problem, target) * whole.tasks(problem, target) / CLOCK
 
     def tasks(self, problem: ConvProblem, target: Target) -> int:
         rows, columns = self.blocks(problem)

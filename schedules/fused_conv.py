@@ -196,7 +196,8 @@ def _weight_bytes(stage: ConvProblem) -> int:
 
 def _seconds(stage: ConvProblem, vectors: int, target: Target) -> float:
     """Of a dense stage's register tiles."""
-    return _tile(stage, vectors, target).least_seconds(stage, target)
+    part = (tile_pixels(target, vectors), vectors, stage.channels, False)
+    return DirectConv.least_seconds(part, stage, target)
 
 
 def _best_vectors(stage: ConvProblem | None, target: Target) -> int:

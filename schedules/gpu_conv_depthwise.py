@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +33,7 @@ def _channels_last(view: TensorView) -> TensorView:
     )
 
 
+@lru_cache(maxsize=4096)
 def _one_group(problem: ConvProblem) -> ConvProblem:
     """The same outputs, its groups as channels: what the epilogue stores."""
     return replace(

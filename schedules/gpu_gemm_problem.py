@@ -20,6 +20,8 @@ class GemmProblem(ConvProblem):
 
     b: TensorView = field(kw_only=True)
 
+    __hash__ = ConvProblem.__hash__  # the kept one, over these fields
+
 
 def gemm_problem(
     a: TensorView,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import groupby
+from itertools import islice
 from typing import Any
 
 from convopt.schedules.conv_amx import AmxConv
@@ -28,6 +28,7 @@ EXACT_FAMILIES = (
     PairConv,
 )  # they sum the products themselves
 CONV_FAMILIES = (*EXACT_FAMILIES, WinogradConv)
+CUT_FAMILIES = (DirectConv, WinogradConv)  # the largest spaces, of parts with a bound each
 BORDERLESS_FAMILIES = (DepthwiseConv, GroupedConv, ShiftedConv, WinogradConv)  # need no border of zeros
 
 
@@ -61,34 +62,38 @@ def choose_conv(
         ValueError: no family takes the problem; the text has each one's reason.
     """
     best, best_seconds, refusals = None, float("inf"), []
-    for family in families:
-        for least, schedules in _sorted_space(family, problem, target):
-            if least >= best_seconds:
-                break
-            for schedule in schedules:
-                reason = refusal(schedule, problem, target)
-                if reason is not None:
-                    refusals.append(f"{family.name}: {reason}")
-                    continue
-                seconds = conv_seconds(schedule, problem, target, threads)
-                if seconds < best_seconds:
-                    best, best_seconds = schedule, seconds
+    for least, schedules in _parts(families, problem, target):
+        if least >= best_seconds:
+            break
+        for schedule in schedules:
+            reason = refusal(schedule, problem, target)
+            if reason is not None:
+                refusals.append(f"{schedule.name}: {reason}")
+                continue
+            seconds = conv_seconds(schedule, problem, target, threads)
+            if seconds < best_seconds:
+                best, best_seconds = schedule, seconds
     if best is None:
         raise ValueError("; ".join(sorted(set(refusals))))
     return best
 
 
-def _sorted_space(
-    family: type[Any], problem: ConvProblem, target: Target
+def _parts(
+    families: tuple[type[Any], ...], problem: ConvProblem, target: Target
 ) -> list[tuple[float, Iterable[Any]]]:
-    """The family's space in parts, each with what its schedules cost at least, the cheapest first.
+    """The families' spaces in parts, each with what its schedules cost at least, the lowest bound first.
 
-    The direct convolution's, by far the largest, is cut: what many configurations share rules most of it out.
+    What many configurations share rules most of them out; one tells why a problem is refused by all.
     """
-    space = family.space(problem, target)
-    if family is not DirectConv:
-        return [(0.0, space)]
-    parts = [list(part) for _, part in groupby(space, key=DirectConv.shared)]
-    return sorted(
-        ((part[0].least_seconds(problem, target), part) for part in parts), key=lambda pair: pair[0]
-    )
+    parts: list[tuple[float, Iterable[Any]]] = []
+    for family in families:
+        if family not in CUT_FAMILIES:
+            parts.append((0.0, family.space(problem, target)))
+        elif family is WinogradConv and WinogradConv.why_none(problem, target) is not None:
+            parts.append((0.0, islice(family.space(problem, target), 1)))
+        else:
+            found = family.parts(problem, target)
+            parts += [
+                (family.least_seconds(p, problem, target), family.cuts(p, problem, target)) for p in found
+            ]
+    return sorted(parts, key=lambda pair: pair[0])

@@ -17,7 +17,7 @@ from convopt.schedules.gpu_im2col import GpuIm2col
 from convopt.schedules.gpu_implicit_gemm import LAUNCH_SECONDS, ImplicitGemm
 from convopt.schedules.im2col import Im2colProblem
 from convopt.schedules.primitives.vector_width import ITEMSIZE
-from convopt.selection import model
+from convopt.selection import gpu_search, model
 from convopt.selection.unfold import Chunk, split
 from convopt.targets import GpuTarget
 
@@ -42,14 +42,26 @@ def priced_gpu_conv(
     problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...] = GPU_CONV_FAMILIES
 ) -> tuple[float, Any]:
     """(seconds by estimate, the schedule) of `choose_gpu_conv`."""
-    found: list[tuple[float, Any]] = []
-    refusals = []
+    found, refusals = _priced_plain(problem, target, families)
+    best = min(found, key=lambda pair: pair[0], default=(float("inf"), None))
     if ImplicitGemm in families:
         try:
-            choice = model.choose(problem, target)
-            found.append((choice.estimate.seconds, choice.config))
+            choice = gpu_search.cheapest(problem, target)
+            if choice.estimate.seconds <= best[0]:
+                return choice.estimate.seconds, gpu_search.padded(choice, problem, target).config
         except ValueError as error:
-            refusals.append(f"{ImplicitGemm.name}: {error}")
+            refusals.insert(0, f"{ImplicitGemm.name}: {error}")
+    if best[1] is None:
+        raise ValueError("; ".join(refusals))
+    return best
+
+
+def _priced_plain(
+    problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...]
+) -> tuple[list[tuple[float, Any]], list[str]]:
+    """Every schedule of the families but the implicit GEMM, with its seconds; why others refuse."""
+    found: list[tuple[float, Any]] = []
+    refusals = []
     for family in families:
         if family is ImplicitGemm:
             continue
@@ -58,9 +70,13 @@ def priced_gpu_conv(
                 found.append((gpu_seconds(schedule, problem, target), schedule))
             else:
                 refusals.append(f"{family.name}: {reason}")
-    if not found:
-        raise ValueError("; ".join(refusals))
-    return min(found, key=lambda pair: pair[0])
+    return found, refusals
+
+
+def least_gpu_seconds(problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...]) -> float:
+    """What `priced_gpu_conv` finds at least, without pricing the implicit GEMM's tiles."""
+    found, _ = _priced_plain(problem, target, families)
+    return min(model.least_seconds(problem, target), *(seconds for seconds, _ in found))
 
 
 def gpu_seconds(schedule: Any, problem: ConvProblem, target: GpuTarget) -> float:

@@ -15,19 +15,16 @@ Nothing here was fitted to a measurement on a GPU; constants are the architectur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.gpu_gemm_limits import DTYPES
 from convopt.schedules.gpu_gemm_problem import GemmProblem
 from convopt.schedules.gpu_implicit_gemm import L2_BYTES_PER_CLOCK, LAUNCH_SECONDS, ImplicitGemm
 from convopt.schedules.primitives.vector_width import ITEMSIZE, access_width
-from convopt.selection.gpu_forms import Column, Forms, forms
+from convopt.selection.gpu_forms import BLOCKS_M, BLOCKS_N, DEPTHS, Column, Forms
 from convopt.targets import GpuTarget
 
 SHARED_BYTES_PER_CLOCK = 128  # of a compute unit: 32 banks of 4 bytes
@@ -41,12 +38,6 @@ LANES_PER_CLOCK = 16  # of a scheduler's vector unit
 IMPERFECT = 0.05  # of the main loop's shorter parts: what does not overlap
 LATENCY = 0.6e-6  # seconds from a load to its data out of memory: 800 to 1000 clocks
 L2_SHARE = 0.75  # of L2 that data may fill and still be found again
-SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-LEAST_TILES = 4  # of the reduction in a part: below, the prologue outweighs the loop
-FIRST_SWIZZLE = (4, 4)
-FINALISTS = 24
-MOST_ROUNDS = 3  # of resident blocks over the chip, beyond which nothing is split
-SWIZZLES = ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (4, 8), (8, 8), (4, 1), (8, 1))
 
 Bound = Literal["compute", "issue", "shared", "l2", "memory"]
 BOUNDS: tuple[Bound, ...] = ("compute", "issue", "shared", "l2", "memory")
@@ -83,14 +74,6 @@ class GpuEstimate:
     def bound(self) -> Bound:
         """What the main loop waits for."""
         return max(BOUNDS, key=lambda name: float(getattr(self, name)))
-
-
-@dataclass(frozen=True)
-class GpuChoice:
-    """A configuration with its estimate."""
-
-    config: ImplicitGemm
-    estimate: GpuEstimate
 
 
 def peak_flops(target: GpuTarget, unit: str) -> float:
@@ -136,13 +119,10 @@ def price(
     blocks = area * groups * split
     busiest = _up(blocks, t.compute_units)  # blocks of one compute unit, one after the other or at once
     together = np.minimum(f.resident, busiest)
-    waves = f.threads // t.wave
+    waves = f.threads / t.wave
 
     # Arithmetic: whole tiles; no faster than one block after the other, each on its own waves' schedulers.
-    rate = t.flops(f.unit)
-    tile_clocks = 2.0 * f.block_m * f.block_n * f.block_k / rate
-    alone = tile_clocks * SCHEDULERS / np.minimum(waves, SCHEDULERS) + SYNC_CLOCKS
-    alone = np.maximum(alone, LOAD_CLOCKS / np.maximum(f.stages - 1, 1))
+    tile_clocks, alone = _clocks(f, t)
     steps = busiest * depth / f.block_k  # tiles of the reduction, over the busiest unit's blocks
     compute = steps / together * np.maximum(together * tile_clocks, alone) / t.clock
 
@@ -209,7 +189,58 @@ def price(
 
 
 def _up(a: Any, b: Any) -> Any:
-    return -(-a // b)
+    """Whole numbers, rounded up; exact below 2^53."""
+    return np.ceil(a / b)
+
+
+def _clocks(f: Forms, target: GpuTarget) -> tuple[Column, Column]:
+    """Of a block's tile of the reduction: at the compute unit's peak, and where it is alone there."""
+    peak = 2.0 * f.block_m * f.block_n * f.block_k / target.flops(f.unit)
+    alone = peak * SCHEDULERS / np.minimum(f.threads / target.wave, SCHEDULERS) + SYNC_CLOCKS
+    return peak, np.maximum(alone, LOAD_CLOCKS / np.maximum(f.stages - 1, 1))
+
+
+def at_least(problem: ConvProblem, target: GpuTarget, f: Forms, split: Column) -> Column:
+    """Seconds that `price` finds at least, in any order of blocks: the parts that cost little to compute.
+
+    f and split may be columns that numpy broadcasts against each other.
+    """
+    p, t, size = problem, target, ITEMSIZE[problem.x.dtype]
+    busiest = _up(tile_count(p, f) * split, t.compute_units)
+    tile_clocks, alone = _clocks(f, t)
+    row_bytes = (f.block_m + f.block_n) * size
+    shared = (f.threads / t.wave * f.fetch * size + row_bytes) * f.block_k / SHARED_BYTES_PER_CLOCK
+    together = np.maximum(np.maximum(tile_clocks, shared), row_bytes * f.block_k / L2_BYTES_PER_CLOCK)
+    longest = np.maximum(together, alone / np.minimum(f.resident, busiest))
+    main = busiest * _up(depth_tiles(p, f), split) * longest / t.clock
+    outputs = float(p.y.size * ITEMSIZE[p.y.dtype])
+    partial = 4.0 * split * p.pixels * p.features * p.groups
+    reading = np.minimum(partial / (t.compute_units * L2_BYTES_PER_CLOCK * t.clock), partial / t.memory_rate)
+    moved = np.where(split > 1, least_bytes(p) - outputs + partial, least_bytes(p))
+    reduction = np.where(split > 1, reading + outputs / t.memory_rate + LAUNCH_SECONDS, 0.0)
+    seconds: Column = np.maximum(main, moved / t.memory_rate) + reduction + LATENCY + LAUNCH_SECONDS
+    return seconds * (1 - 1e-9)  # not to be above the estimate by a rounding
+
+
+def least_seconds(problem: ConvProblem, target: GpuTarget) -> float:
+    """What no estimate is below: whole tiles, of the smallest sides that there are, at the peak."""
+    peak = peak_flops(target, unit_for(problem, target))
+    m, n, k = problem.pixels, problem.features, problem.taps * problem.channels
+    tiles = -(-m // BLOCKS_M[0]) * -(-n // BLOCKS_N[0]) * -(-k // DEPTHS[0]) * problem.groups
+    multiplied = tiles * BLOCKS_M[0] * BLOCKS_N[0] * DEPTHS[0]
+    return max(2 * multiplied / peak, least_bytes(problem) / target.memory_rate) + LAUNCH_SECONDS
+
+
+def tile_count(problem: ConvProblem, f: Forms) -> Column:
+    """Tiles of the output."""
+    tiles: Column = _up(problem.pixels, f.block_m) * _up(problem.features, f.block_n) * problem.groups
+    return tiles
+
+
+def depth_tiles(problem: ConvProblem, f: Forms) -> Column:
+    """Tiles of the reduction."""
+    tiles: Column = _up(problem.taps * problem.channels, f.block_k)
+    return tiles
 
 
 def _area(window: Column, tiles_m: Column, tiles_n: Column, swizzle: Column) -> tuple[Column, Column]:
@@ -223,70 +254,7 @@ def _area(window: Column, tiles_m: Column, tiles_n: Column, swizzle: Column) -> 
     return np.minimum(rows, tiles_m), columns
 
 
-@lru_cache(maxsize=64)
-def _grid(target: GpuTarget, unit: str, itemsize: int) -> tuple[Forms, Column]:
-    """Forms x split, flat."""
-    base = forms(target, unit, itemsize)
-    index, split = (
-        axis.reshape(-1)
-        for axis in np.meshgrid(np.arange(len(base.block_m)), np.array(SPLITS), indexing="ij")
-    )
-    return base.take(index), split
-
-
-def ranked(problem: ConvProblem, target: GpuTarget, unit: str, split_k: bool = True) -> Iterator[GpuChoice]:
-    """Configurations with their estimates, the cheapest first; those that refuse the problem are left out.
-
-    All forms and splits are priced with one order of blocks, the best of them with every order.
-    """
-    return _in_order(problem, target, unit, split_k, FINALISTS, every_order=True)
-
-
-def tiles(problem: ConvProblem, target: GpuTarget, count: int) -> Iterator[GpuChoice]:
-    """Of the `count` cheapest forms and splits the best order of blocks each, padded, the cheapest first."""
-    if _unpriced(problem) is None:
-        unit = unit_for(problem, target)
-        for choice in _in_order(problem, target, unit, True, count, every_order=False):
-            yield _padded(choice, problem, target)
-
-
-def _in_order(
-    problem: ConvProblem, target: GpuTarget, unit: str, split_k: bool, count: int, every_order: bool
-) -> Iterator[GpuChoice]:
-    """`ranked`, of `count` forms and splits. every_order: with every order of blocks, else with the best."""
-    f, split = _grid(target, unit, ITEMSIZE[problem.x.dtype])
-    depth = _up(problem.taps * problem.channels, f.block_k)
-    blocks = _up(problem.pixels, f.block_m) * _up(problem.features, f.block_n) * problem.groups
-    # Parts of the reduction are for products with too few tiles to fill the chip.
-    few = blocks * (split - 1) < MOST_ROUNDS * target.compute_units * f.resident
-    sensible = np.flatnonzero((split == 1) | (split_k & few & (depth >= LEAST_TILES * split)))
-    order = np.broadcast_to(np.array(FIRST_SWIZZLE), (len(sensible), 2))
-    seconds = price(problem, target, f.take(sensible), split[sensible], order)["seconds"]
-    first = sensible[np.argsort(seconds, kind="stable")[:count]]
-    chosen, order = np.repeat(first, len(SWIZZLES)), np.tile(np.array(SWIZZLES), (len(first), 1))
-    parts = price(problem, target, f.take(chosen), split[chosen], order)
-    seen: set[int] = set()
-    for at in np.argsort(parts["seconds"], kind="stable"):
-        form = int(chosen[at])
-        if form in seen and not every_order:
-            continue
-        seen.add(form)
-        swizzle = (int(order[at][0]), int(order[at][1]))
-        copies = bool(target.async_copy)
-        config = f.config(form, split_k=int(split[chosen[at]]), swizzle=swizzle, async_copy=copies)
-        if copies and config.why_not(problem, target) is not None:
-            config = replace(config, async_copy=False)  # copies of less than 4 bytes
-        if config.why_not(problem, target) is None:
-            yield GpuChoice(config, _estimate(parts, int(at)))
-
-
-def _padded(choice: GpuChoice, problem: ConvProblem, target: GpuTarget) -> GpuChoice:
-    """Against bank conflicts, where that still fits."""
-    padded = choice.config.padded(problem, target)
-    return replace(choice, config=padded) if padded.why_not(problem, target) is None else choice
-
-
-def _estimate(parts: dict[str, Column], at: int) -> GpuEstimate:
+def estimate_at(parts: dict[str, Column], at: int) -> GpuEstimate:
     whole = {"blocks", "resident", "rounds", "bytes_from_memory"}
     values: dict[str, Any] = {
         name: (int if name in whole else float)(column[at]) for name, column in parts.items()
@@ -298,28 +266,4 @@ def estimate(config: ImplicitGemm, problem: ConvProblem, target: GpuTarget) -> G
     """Of one configuration. ValueError where it does not fit the chip."""
     form = Forms.of(config, target, ITEMSIZE[problem.x.dtype])
     parts = price(problem, target, form, np.array([config.split_k]), np.array([config.swizzle]))
-    return _estimate({name: np.broadcast_to(column, 1) for name, column in parts.items()}, 0)
-
-
-def _unpriced(problem: ConvProblem) -> str | None:
-    """Why no form of the implicit GEMM computes it, on any chip."""
-    if {problem.x.dtype, problem.y.dtype} - set(DTYPES):
-        return f"{problem.x.dtype} to {problem.y.dtype}"
-    if not problem.taps * problem.channels:  # a phase of a transposed convolution that no tap reaches
-        return "there is nothing to multiply"
-    return None
-
-
-@lru_cache(maxsize=4096)
-def choose(problem: ConvProblem, target: GpuTarget) -> GpuChoice:
-    """The cheapest configuration, padded against bank conflicts.
-
-    Raises:
-        ValueError: the implicit GEMM takes no form of this problem on this chip.
-    """
-    if (refusal := _unpriced(problem)) is not None:
-        raise ValueError(refusal)
-    best = next(ranked(problem, target, unit_for(problem, target)), None)
-    if best is None:
-        raise ValueError(f"no form of the implicit GEMM takes this convolution on {target.name}")
-    return _padded(best, problem, target)
+    return estimate_at({name: np.broadcast_to(column, 1) for name, column in parts.items()}, 0)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from convopt.schedules.conv_problem import ConvProblem
-from convopt.schedules.im2col import Im2col
 from convopt.selection.choose import (
     CONV_FAMILIES,
     EXACT_FAMILIES,
     choose_conv,
     conv_seconds,
-    imbalance,
     refusal,
 )
 from convopt.selection.conv_plan import Algorithm, ConvPlan
-from convopt.selection.unfold import best_unfolding, chunks, image_counts, split
+from convopt.selection.unfold import (
+    best_unfolding,
+    chunks,
+    image_counts,
+    least_unfolding_seconds,
+    split,
+    unfolding_seconds,
+)
 from convopt.targets import Target
 
 
@@ -32,8 +37,11 @@ def choose(problem: ConvProblem, target: Target, threads: int, algorithm: Algori
     schedule = choose_conv(problem, target, threads, families)
     # Each other family beats any unfolded matrix where it is the cheapest.
     if algorithm == "auto" and unfoldable and schedule.name == "direct":
-        unfolded = best_unfolding(problem, target, threads, cap)
-        if unfolded.seconds < conv_seconds(schedule, problem, target, threads):
+        seconds = conv_seconds(schedule, problem, target, threads)
+        if (
+            least_unfolding_seconds(problem, target, threads, cap) < seconds
+            and best_unfolding(problem, target, threads, cap).seconds < seconds
+        ):
             return _unfolded(problem, target, threads, cap)
     return ConvPlan(schedule)
 
@@ -66,8 +74,7 @@ def seconds(plan: ConvPlan, problem: ConvProblem, target: Target, threads: int, 
         return conv_seconds(plan.schedule, problem, target, threads)
     pieces = chunks(problem, plan.expand_col, cap)
     unfold, product = split(problem, pieces[0])
-    im2col = Im2col()
-    unfolding = im2col.cost(unfold, target).seconds * imbalance(im2col.tasks(unfold, target), threads)
+    unfolding = unfolding_seconds(unfold, target, threads)
     return len(pieces) * (unfolding + conv_seconds(plan.schedule, product, target, threads))
 
 

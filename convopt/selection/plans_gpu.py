@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.gpu_conv_direct import GpuDirectConv
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.primitives.vector_width import ITEMSIZE, MOST_BYTES, access_width
-from convopt.selection import model
+from convopt.selection import gpu_search
 from convopt.selection.choose_gpu import (
     GPU_CONV_FAMILIES,
     GPU_GEMM_FAMILIES,
@@ -19,6 +19,7 @@ from convopt.selection.choose_gpu import (
     choose_im2col,
     gpu_seconds,
     gpu_split,
+    least_gpu_seconds,
     priced_gpu_conv,
 )
 from convopt.selection.conv_plan import Algorithm, ConvPlan
@@ -27,6 +28,7 @@ from convopt.targets import GpuTarget
 
 TILES = 128  # of the implicit GEMM, the model's best, that are plans
 PRODUCT_TILES = 32  # of each number of images that a matrix may hold
+GemmSeconds = Callable[[ConvProblem, GpuTarget, tuple[type[Any], ...]], float]
 
 
 def choose(problem: ConvProblem, target: GpuTarget, algorithm: Algorithm, cap: int) -> ConvPlan:
@@ -51,20 +53,29 @@ def _is_unfolding_cheaper(problem: ConvProblem, target: GpuTarget, cap: int) -> 
     if problem.x.dtype in ITEMSIZE and access_width(problem.x, 5) * ITEMSIZE[problem.x.dtype] == MOST_BYTES:
         return False
     try:
-        return unfolded_seconds(problem, target, cap) < priced_gpu_conv(problem, target)[0]
+        whole = priced_gpu_conv(problem, target)[0]
+        # Most often im2col and the least that a GEMM takes say it already.
+        if unfolded_seconds(problem, target, cap, least_gpu_seconds) >= whole:
+            return False
+        return unfolded_seconds(problem, target, cap) < whole
     except ValueError:  # one of the two can't compute it
         return False
 
 
-@lru_cache(maxsize=4096)
-def unfolded_seconds(problem: ConvProblem, target: GpuTarget, cap: int) -> float:
+def _priced_seconds(problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...]) -> float:
+    return priced_gpu_conv(problem, target, families)[0]
+
+
+def unfolded_seconds(
+    problem: ConvProblem, target: GpuTarget, cap: int, gemm_seconds: GemmSeconds = _priced_seconds
+) -> float:
     """Of im2col and GEMM, by estimate. ValueError where one of the two takes no form of it."""
     seconds = 0.0
     pieces = chunks(problem, problem.y.shape[1], cap)
     for kernels, count in Counter(gpu_split(problem, chunk) for chunk in pieces).items():
         unfold, gemm = kernels
         one = choose_im2col(unfold, target).cost(unfold, target).seconds
-        seconds += count * (one + priced_gpu_conv(gemm, target, GPU_GEMM_FAMILIES)[0])
+        seconds += count * (one + gemm_seconds(gemm, target, GPU_GEMM_FAMILIES))
     return seconds
 
 
@@ -132,6 +143,6 @@ def _schedules(
 ) -> Iterator[Any]:
     for family in families:
         if family is ImplicitGemm:
-            yield from (choice.config for choice in model.tiles(problem, target, count))
+            yield from (choice.config for choice in gpu_search.tiles(problem, target, count))
         else:
             yield from (s for s in family.space(problem, target) if s.why_not(problem, target) is None)

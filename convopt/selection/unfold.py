@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from convopt.schedules.base import TensorView
+from convopt.schedules.conv_direct import CLOCK
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.im2col import Im2col, Im2colProblem
 from convopt.selection.choose import choose_conv, conv_seconds, imbalance
@@ -38,6 +39,7 @@ def chunks(problem: ConvProblem, expand_col: int, cap: int) -> list[Chunk]:
     ]
 
 
+@lru_cache(maxsize=4096)
 def split(problem: ConvProblem, chunk: Chunk) -> tuple[Im2colProblem, ConvProblem]:
     """The two kernels of a chunk."""
     _, _, d, _, w, k = problem.y.shape
@@ -84,6 +86,12 @@ def image_counts(problem: ConvProblem) -> list[int]:
     return sorted({min(n, 1 << i) for i in range(n.bit_length() + 1)})
 
 
+def least_unfolding_seconds(problem: ConvProblem, target: Target, threads: int, cap: int) -> float:
+    """What `best_unfolding` takes at least: the cheapest im2col, products at two multiply-adds a cycle."""
+    products = problem.flops / 2 / (2 * target.lanes) / CLOCK * (1 - 1e-9)
+    return products + min(_im2col_seconds(problem, target, threads, c, cap) for c in image_counts(problem))
+
+
 @lru_cache(maxsize=4096)
 def best_unfolding(problem: ConvProblem, target: Target, threads: int, cap: int) -> Unfolding:
     """The cheapest number of images per matrix.
@@ -96,10 +104,24 @@ def best_unfolding(problem: ConvProblem, target: Target, threads: int, cap: int)
 
 
 def _seconds(problem: ConvProblem, target: Target, threads: int, expand_col: int, cap: int) -> float:
-    total, schedule = 0.0, Im2col()
-    kernels = Counter(split(problem, chunk) for chunk in chunks(problem, expand_col, cap))
-    for (unfold, gemm), count in kernels.items():
-        tasks = schedule.tasks(unfold, target)
-        total += count * schedule.cost(unfold, target).seconds * imbalance(tasks, threads)
+    total = 0.0
+    for (unfold, gemm), count in _kernels(problem, expand_col, cap).items():
+        total += count * unfolding_seconds(unfold, target, threads)
         total += count * conv_seconds(choose_conv(gemm, target, threads), gemm, target, threads)
     return total
+
+
+def _im2col_seconds(problem: ConvProblem, target: Target, threads: int, expand_col: int, cap: int) -> float:
+    kernels = _kernels(problem, expand_col, cap).items()
+    return sum(count * unfolding_seconds(unfold, target, threads) for (unfold, _), count in kernels)
+
+
+def unfolding_seconds(unfold: Im2colProblem, target: Target, threads: int) -> float:
+    """Of a matrix, spread over the threads as `conv_seconds`."""
+    schedule = Im2col()
+    return schedule.cost(unfold, target).seconds * imbalance(schedule.tasks(unfold, target), threads)
+
+
+def _kernels(problem: ConvProblem, expand_col: int, cap: int) -> Counter[tuple[Im2colProblem, ConvProblem]]:
+    """The chunks' two kernels, and how often each pair occurs."""
+    return Counter(split(problem, chunk) for chunk in chunks(problem, expand_col, cap))

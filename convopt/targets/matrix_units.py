@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,19 @@ class Layout:
     def opaque(self) -> bool:
         return not self.row
 
+    @cached_property
+    def run(self) -> int:
+        """Registers from an aligned one on that are neighbours along the reduction."""
+        run = 1
+        while run < self.registers:
+            wider = 2 * run
+            for first in range(0, self.registers, wider):
+                row, column = self.at(0, first)
+                if any(self.at(0, first + i) != (row, column + i) for i in range(wider)):
+                    return run
+            run = wider
+        return run
+
     def at(self, lane: Any, register: Any) -> tuple[Any, Any]:
         """(row, column), for numbers and for TIR."""
         if self.opaque:
@@ -94,6 +108,10 @@ class MatrixUnit:
     ldmatrix: bool = False
     replicas: int = 1
     arithmetic: Literal["exact", "tf32"] = "exact"
+
+    def __hash__(self) -> int:
+        """Of the name: tiles with their units are keys of caches, and tables are long."""
+        return hash(self.name)
 
     def __post_init__(self) -> None:
         if self.opaque:

@@ -9,7 +9,7 @@ from typing import Any
 
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.selection.conv_plan import ConvPlan
-from convopt.selection.model import SWIZZLES
+from convopt.selection.gpu_search import SWIZZLES
 from convopt.selection.plans import plan_seconds, ranked, why_not
 from convopt.targets import CpuTarget, GpuTarget
 

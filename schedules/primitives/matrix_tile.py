@@ -12,27 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from convopt.schedules.primitives.shared_tile import SharedTile, StagedOperands
-from convopt.targets.matrix_units import Layout, MatrixUnit
+from convopt.schedules.primitives.shared_tile import StagedOperands
+from convopt.targets.matrix_units import MatrixUnit
 
 if TYPE_CHECKING:
     from convopt.schedules.primitives.fragment_accumulators import FragmentAccumulators
 
 MOST_BYTES = 16  # in a read of shared memory, and in a row of ldmatrix
 WMMA_STORE_ROW = 4  # float32: rows of 16 bytes, CUDA C++ programming guide, store_matrix_sync
-
-
-def run_of(layout: Layout) -> int:
-    """Registers from an aligned one on that are neighbours along the reduction."""
-    run = 1
-    while run < layout.registers:
-        wider = 2 * run
-        for first in range(0, layout.registers, wider):
-            row, column = layout.at(0, first)
-            if any(layout.at(0, first + i) != (row, column + i) for i in range(wider)):
-                return run
-        run = wider
-    return run
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ class MatrixTile:
     @cached_property
     def pack(self) -> int:
         """Steps of the unit that one read of a lane serves."""
-        run = 0 if self.unit.opaque else run_of(self.unit.a)
+        run = 0 if self.unit.opaque else self.unit.a.run
         pack = 1
         if not self._by_rows and run == self.unit.a.registers:
             while 2 * pack * run <= self.most_vector and self.block_k % (2 * pack * self.unit.k) == 0:
@@ -90,7 +77,7 @@ class MatrixTile:
     @property
     def vector(self) -> int:
         """Elements of a read of shared memory, which the padded rows must keep aligned."""
-        return self.most_vector if self._by_rows else min(run_of(self.unit.a) * self.pack, self.most_vector)
+        return self.most_vector if self._by_rows else min(self.unit.a.run * self.pack, self.most_vector)
 
     @property
     def registers(self) -> int:
@@ -98,11 +85,16 @@ class MatrixTile:
         read = (m * self.unit.a.registers + n * self.unit.b.registers) * self.pack
         return self.accumulators + read * self.unit.itemsize // 4
 
-    def why_not(self) -> str | None:
+    @property
+    def granule(self) -> tuple[int, int, int]:
+        """What part_m, part_n and block_k are multiples of: a fragment, of B two per ldmatrix."""
         unit = self.unit
-        n_step = 2 * unit.n if unit.ldmatrix else unit.n  # two fragments of B per ldmatrix
-        if self.part_m % unit.m or self.part_n % n_step or self.block_k % unit.k:
-            return f"{self.part_m}x{self.part_n}x{self.block_k} is no multiple of {unit.m}x{n_step}x{unit.k}"
+        return unit.m, 2 * unit.n if unit.ldmatrix else unit.n, unit.k
+
+    def why_not(self) -> str | None:
+        m, n, k = self.granule
+        if self.part_m % m or self.part_n % n or self.block_k % k:
+            return f"{self.part_m}x{self.part_n}x{self.block_k} is no multiple of {m}x{n}x{k}"
         return None
 
     # The epilogue walks over the block in `strips` of `strip_rows` rows: a row of fragments of every wave.
@@ -180,14 +172,22 @@ class MatrixTile:
         if self.pack > 1:
             row, column = layout.at(lane, 0)
             return [(0, row, column * self.pack, self.vector)]
-        width = min(run_of(layout), self.most_vector)
+        width = min(layout.run, self.most_vector)
         return [(r, *layout.at(lane, r), width) for r in range(0, layout.registers, width)]
 
-    def reads(self, tile: SharedTile, operand: str, thread: Any) -> list[tuple[Any, int]]:
-        """(first element, elements) of a thread's reads for one fragment, for the conflict count."""
+    def one_wave(self, lanes: int) -> MatrixTile:
+        """A wave with the fewest fragments, whose accesses lie as those of every wave and fragment do."""
+        m, n, _ = self.granule
+        return MatrixTile(self.unit, m, n, self.block_k, m, n)
+
+    def reads(self, stride: int, operand: str, thread: Any) -> list[tuple[Any, int]]:
+        """(first element, elements) of a thread's reads for one fragment, for the conflict count.
+
+        stride: elements from row to row of the operand's shared tile.
+        """
         first = self.first_row(operand, thread)
         found = self.lane_reads(operand, thread % self.unit.lanes)
-        return [((first + row) * tile.stride + column, width) for _, row, column, width in found]
+        return [((first + row) * stride + column, width) for _, row, column, width in found]
 
     def emit(self, staged: StagedOperands) -> FragmentAccumulators:
         from convopt.schedules.primitives.fragment_accumulators import FragmentAccumulators

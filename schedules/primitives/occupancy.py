@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from convopt.targets import GpuTarget
+
+
+def resident(threads: Any, registers: Any, shared: Any, target: GpuTarget) -> Any:
+    """Blocks on a compute unit: by registers, by shared memory, by slots for waves. 0: it doesn't fit.
+
+    Of one kernel, or of columns of them.
+    """
+    waves = -(-threads // target.wave)
+    step = target.register_step
+    per_wave = -(-registers // step) * step * target.wave
+    by_registers = target.registers_per_cu // (per_wave * waves)
+    by_shared = target.shared_per_cu // np.maximum(shared, 1)
+    return np.minimum(np.minimum(by_registers, by_shared), target.most_waves // waves)
 
 
 @dataclass(frozen=True)
@@ -19,13 +34,8 @@ class Launch:
     shared: int  # bytes
 
     def resident(self, target: GpuTarget) -> int:
-        """Blocks on a compute unit: by registers, by shared memory, by slots for waves. 0: it doesn't fit."""
-        waves = -(-self.threads // target.wave)
-        step = target.register_step
-        per_wave = -(-self.registers // step) * step * target.wave
-        by_registers = target.registers_per_cu // (per_wave * waves)
-        by_shared = target.shared_per_cu // self.shared if self.shared else by_registers
-        return min(by_registers, by_shared, target.most_waves // waves)
+        """Blocks on a compute unit. 0: it doesn't fit."""
+        return int(resident(self.threads, self.registers, self.shared, target))
 
     def occupancy(self, target: GpuTarget) -> float:
         """Resident waves against the slots for them."""

@@ -8,9 +8,10 @@ the reduction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
-from convopt.schedules.primitives.shared_tile import SharedTile, StagedOperands
+from convopt.schedules.primitives.shared_tile import StagedOperands
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,20 @@ class SimtTile:
         """Float32 elements that a padded row of the strip must be a multiple of."""
         return 1
 
-    def reads(self, tile: SharedTile, operand: str, thread: Any) -> list[tuple[Any, int]]:
-        """(first element, elements) of a thread's reads of one vector step, for the conflict count."""
+    def one_wave(self, lanes: int) -> SimtTile:
+        """Whole waves with one output a thread, whose accesses lie as those of every wave and output do."""
+        return SimtTile(lcm(lanes, self.across) // self.across, self.across, 1, 1, self.vector)
+
+    def reads(self, stride: int, operand: str, thread: Any) -> list[tuple[Any, int]]:
+        """(first element, elements) of a thread's reads of one vector step, for the conflict count.
+
+        stride: elements from row to row of the operand's shared tile.
+        """
         ty, tx = thread // self.across, thread % self.across
         first, step, count = (
             (ty, self.down, self.thread_m) if operand == "a" else (tx, self.across, self.thread_n)
         )
-        return [((first + i * step) * tile.stride, self.vector) for i in range(count)]
+        return [((first + i * step) * stride, self.vector) for i in range(count)]
 
     def emit(self, staged: StagedOperands) -> SimtAccumulators:
         return SimtAccumulators(self, staged)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from convopt.schedules.base import TensorView
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOST_BYTES = 16
 
 
+@lru_cache(maxsize=4096)
 def access_width(view: TensorView, axis: int, most_bytes: int = MOST_BYTES) -> int:
     """The most elements along `axis` that every aligned group of them can be moved as one vector.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
@@ -11,7 +11,7 @@ from convopt.bench.cases import conv_problem, parse_case
 from convopt.bench.suites import contest
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.primitives.swizzle import TileOrder
-from convopt.selection import model
+from convopt.selection import gpu_search, model
 from convopt.selection.gpu_forms import forms
 from convopt.targets import find_target
 
@@ -33,12 +33,12 @@ def test_choices_fit_and_no_prediction_beats_the_roofline(name: str, case) -> No
     target, problem = find_target(name), half(case)
     unit = model.unit_for(problem, target)
     roof = model.roofline(problem, target, unit)
-    for count, choice in enumerate(model.ranked(problem, target, unit)):
+    for count, choice in enumerate(gpu_search.ranked(problem, target, unit)):
         assert choice.config.why_not(problem, target) is None
         assert choice.estimate.seconds > roof
         if count == 20:
             break
-    chosen = model.choose(problem, target)
+    chosen = gpu_search.choose(problem, target)
     assert chosen.config.why_not(problem, target) is None
     assert chosen.config.unit == unit != "simt"
 
@@ -51,18 +51,20 @@ def test_no_form_at_all_beats_the_roofline(name: str, unit: str | None) -> None:
     for case in FINAL:
         problem = half(case) if unit is None else conv_problem(case)
         used = unit or model.unit_for(problem, target)
-        f, split = model._grid(target, used, 2 if unit is None else 4)
-        for swizzle in model.SWIZZLES:
-            order = model.np.broadcast_to(model.np.array(swizzle), (len(split), 2))
-            seconds = model.price(problem, target, f, split, order)["seconds"]
+        f = forms(target, used, 2 if unit is None else 4)
+        count = len(f.block_m)
+        for swizzle, split in product(gpu_search.SWIZZLES, gpu_search.SPLITS):
+            order = model.np.broadcast_to(model.np.array(swizzle), (count, 2))
+            seconds = model.price(problem, target, f, model.np.full(count, split), order)["seconds"]
             assert seconds.min() >= model.roofline(problem, target, used)
+            assert (model.at_least(problem, target, f, split) <= seconds).all()
 
 
 def test_split_k_pays_where_tiles_are_few() -> None:
     """Case 4: 80 tiles of 128x128 on 120 units, the reduction 17280 long."""
     problem = half(FINAL[3])
-    free = next(model.ranked(problem, K100_AI, MMAC))
-    whole = next(model.ranked(problem, K100_AI, MMAC, split_k=False))
+    free = next(gpu_search.ranked(problem, K100_AI, MMAC))
+    whole = next(gpu_search.ranked(problem, K100_AI, MMAC, split_k=False))
     assert whole.config.split_k == 1
     assert free.estimate.seconds <= whole.estimate.seconds
     tile = ImplicitGemm(128, 128, 32, 64, 64, unit=MMAC)
@@ -75,7 +77,7 @@ def test_split_k_pays_where_tiles_are_few() -> None:
 
 def test_split_k_does_not_pay_where_tiles_are_many() -> None:
     problem = half(FINAL[2])
-    assert next(model.ranked(problem, K100_AI, MMAC)).config.split_k == 1
+    assert next(gpu_search.ranked(problem, K100_AI, MMAC)).config.split_k == 1
     tile = ImplicitGemm(128, 64, 32, 64, 32, unit=MMAC)
     split = model.estimate(replace(tile, split_k=2), problem, K100_AI)
     assert split.seconds > model.estimate(tile, problem, K100_AI).seconds
@@ -84,18 +86,18 @@ def test_split_k_does_not_pay_where_tiles_are_many() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("case", [FINAL[0], FINAL[5]], ids=["27 channels", "4 channels"])
 def test_few_output_channels_do_not_take_a_wide_tile(name: str, case) -> None:
-    assert model.choose(half(case), find_target(name)).config.block_n < 128
+    assert gpu_search.choose(half(case), find_target(name)).config.block_n < 128
 
 
 def test_times_order_as_published() -> None:
     """Kendall's tau between the model's times of the final cases and MIOpen's."""
-    ours = [model.choose(half(case), K100_AI).estimate.seconds for case in FINAL]
+    ours = [gpu_search.choose(half(case), K100_AI).estimate.seconds for case in FINAL]
     signs = [(a - b) * (x - y) > 0 for (a, x), (b, y) in combinations(zip(ours, MIOPEN_US, strict=True), 2)]
     tau = (2 * sum(signs) - len(signs)) / len(signs)
     assert tau >= 0.6
 
 
-@pytest.mark.parametrize("swizzle", model.SWIZZLES)
+@pytest.mark.parametrize("swizzle", gpu_search.SWIZZLES)
 def test_the_area_is_that_of_the_simulated_order(swizzle: tuple[int, int]) -> None:
     """Rows and columns that the first blocks touch, counted by walking over them."""
     np = model.np
@@ -150,4 +152,27 @@ def test_waves_count_what_the_chip_holds() -> None:
 def test_what_no_form_takes() -> None:
     problem = replace(half(FINAL[0]), x=replace(half(FINAL[0]).x, dtype="float64"))
     with pytest.raises(ValueError, match="float64 to float16"):
-        model.choose(problem, K100_AI)
+        gpu_search.choose(problem, K100_AI)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_few_forms_are_priced_and_the_cheapest_among_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of forms and splits: what makes the choice quick. Pricing all finds the same cheapest."""
+    target, priced = find_target(name), []
+
+    def counted(problem, target, f, split, order):
+        priced[-1] += len(split)
+        return model.price(problem, target, f, split, order)
+
+    monkeypatch.setattr(gpu_search, "price", counted)
+    few, all_of_them = gpu_search.LIKELY, 1 << 20
+    for case in CASES:
+        problem, found = half(case), []
+        for likely in (all_of_them, few):
+            monkeypatch.setattr(gpu_search, "LIKELY", likely)
+            priced.append(0)
+            unit = model.unit_for(problem, target)
+            rows = gpu_search._cheapest_rows(problem, target, unit, True, gpu_search.FINALISTS)
+            found.append(rows.tolist())
+        assert found[0] == found[1]
+    assert sum(priced[1::2]) < sum(priced[::2]) / 2 and max(priced[1::2]) < 1500
