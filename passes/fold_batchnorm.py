@@ -93,10 +93,12 @@ def _apply(conv: ir.Node, affine: _Affine, notes: list[Note]) -> bool:
         return False
     assert isinstance(graph, ir.Graph)
     with np.errstate(all="ignore"):
-        scaled = (weight.astype(np.float64) * _spread(conv, affine.scale, weight.shape)).astype(weight.dtype)
+        scaled = np.empty_like(weight)  # in float64, rounded once, a buffer at a time
+        spread = _spread(conv, affine.scale, weight.shape)
+        np.multiply(weight, spread, out=scaled, dtype=np.float64, casting="unsafe")
         moved = 0.0 if bias is None else bias.astype(np.float64)
         moved = (moved * affine.scale + affine.shift).astype(weight.dtype)
-    if not (np.isfinite(scaled.astype(np.float64)).all() and np.isfinite(moved.astype(np.float64)).all()):
+    if not (np.isfinite(scaled).all() and np.isfinite(moved).all()):
         text = f"{names} not folded into {label(conv)}: the product exceeds {weight.dtype}"
         notes.append(Note(conv.name or "", text, refused=True))
         return False

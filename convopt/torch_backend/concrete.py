@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 
@@ -26,10 +27,10 @@ def is_symbolic(module: GraphModule) -> bool:
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """A copy whose graph may be changed."""
+    """A copy whose graph may be changed. Its code is made when it is first called, not at each change."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return GraphModule(module, graph)
+    return _LazyGraphModule(module, graph)
 
 
 def bound(module: GraphModule, args: Sequence[Any]) -> GraphModule:
@@ -44,7 +45,7 @@ def bound(module: GraphModule, args: Sequence[Any]) -> GraphModule:
             *(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args),
             enable_io_processing=False,
         )
-    return GraphModule(module, binder.made)
+    return _LazyGraphModule(module, binder.made)
 
 
 class _Binder(Interpreter):

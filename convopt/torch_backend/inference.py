@@ -17,6 +17,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -192,4 +193,4 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             memory.append(address)
         self.graph.output(tuple(map(self._node, results)))
         self.graph.eliminate_dead_code()
-        return GraphModule(torch.nn.Module(), self.graph)
+        return _LazyGraphModule(torch.nn.Module(), self.graph)  # called only where it stays in torch

@@ -97,6 +97,10 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
             f"the exported program can't be decomposed: {_first_line(error)}; if an example input was a view,"
             " export with a copy of it"
         ) from error
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            # The example was contiguous where the module reshapes; a call's tensor may lie otherwise.
+            node.target = torch.ops.aten.reshape.default
     for spec in program.graph_signature.output_specs:
         if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
             raise InputError(
@@ -145,14 +149,8 @@ class TorchModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._arguments(args, kwargs)
-        try:
-            with torch.no_grad():
-                outputs = self.graph(arguments)
-        except ValueError as error:  # of torch, where a view was exported of memory that does not lie so
-            raise InputError(
-                f"{_first_line(error)} The program was exported for inputs that lie otherwise: call their"
-                " contiguous(), or export with such example inputs"
-            ) from error
+        with torch.no_grad():
+            outputs = self.graph(arguments)
         spec = self.program.call_spec.out_spec
         return pytree.tree_unflatten(list(outputs), spec)
 

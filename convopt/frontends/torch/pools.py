@@ -271,7 +271,11 @@ def _spread(
 
 
 def _statistics(root: bool, with_mean: bool) -> Callable[..., Any]:
-    """The variance or its root, alone or with the mean."""
+    """The variance or its root, alone or with the mean.
+
+    The mean over an infinity is infinite, as torch.mean has it; var_mean of torch, which updates a mean from
+    element to element, has NaN there unless the infinity comes last.
+    """
 
     def translate(
         b: Builder,

@@ -41,7 +41,8 @@ VIEWS = frozenset(
     for name, overload in (
         ("alias", "default"), ("as_strided", "default"),
         ("detach", "default"), ("expand", "default"), ("permute", "default"),
-        ("select", "int"), ("slice", "Tensor"), ("split", "Tensor"), ("split_with_sizes", "default"),
+        ("reshape", "default"), ("select", "int"), ("slice", "Tensor"), ("split", "Tensor"),
+        ("split_with_sizes", "default"),
         ("squeeze", "default"), ("squeeze", "dim"), ("squeeze", "dims"), ("t", "default"),
         ("transpose", "int"), ("unbind", "int"), ("unsqueeze", "default"), ("view", "default"),
     )
