@@ -58,16 +58,16 @@ def _print_part(out: Any, title: str, columns: Sequence[Column], rows: Iterable[
     from rich.text import Text
 
     table = Table(
-        title=title or None,
+        title=Text(title, style="bold") if title else None,
         title_justify="left",
-        title_style="bold",
+        title_style="",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
     for column in columns:
         table.add_column(
-            column.title,
+            Text(column.title),
             justify="right" if column.number else "left",
             no_wrap=column.number,
             overflow="fold",

@@ -41,3 +41,12 @@ def test_every_cell_is_readable_at_any_width(
 def test_a_table_without_rows_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("times", COLUMNS, [])
     assert capsys.readouterr().out == ""
+
+
+def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of files, nodes and engines: brackets are part of them."""
+    monkeypatch.setattr(tables, "console", lambda: Console(width=80))
+    print_table("m [x][/red].onnx", [Column("[bold]case"), Column("[/]", True)], [["[red]a", "[1]"]])
+    tables.print_line("[/blue]")
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("m [x][/red].onnx", "[bold]case", "[/]", "[red]a", "[1]", "[/blue]"))
