@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from convopt.errors import ConvoptError
 from convopt.ir.evaluate import session_options
+from convopt.ir.protos import whole_proto
 from convopt.ir.values import Array, static_shape
 from convopt.passes.base import Note, Pass, PassContext, PassReport
 from convopt.sessions import run_session
@@ -81,7 +82,7 @@ def run_reference(
     import onnx
     import onnxruntime as ort
 
-    proto = ir.to_proto(model)
+    proto = whole_proto(model)
     for value in proto.graph.input:  # the caller's shape may override the declared one
         for dim, extent in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):
             dim.dim_value = extent

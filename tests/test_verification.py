@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,30 @@ def test_strings_are_compared_too() -> None:
     module = convopt.optimize(parse(text), threads=1, verify="raise")
     assert module.programs[0].program.meta["verified"].startswith("equal to the model")
     assert module(np.arange(3))[0].tolist() == ["0", "1", "2"]
+
+
+def test_weights_in_a_file_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels and of a node that falls back: onnxruntime gets models in memory, without a folder."""
+    rng = np.random.default_rng(0)
+    weight, matrix = rng.standard_normal((3, 3, 1, 1)), rng.integers(-9, 9, (5, 4))
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,3,2,5] x, int8[6,5] z) => (float[1,3,2,5] y, int32[6,4] q) {
+        y = Conv (x, w)
+        q = MatMulInteger (z, m)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    for name, array in (("w", weight.astype(np.float32)), ("m", matrix.astype(np.int8))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = folder / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="m.bin", size_threshold=0)
+    monkeypatch.chdir(tmp_path)
+    module = convopt.optimize(path, verify="raise", check="each-pass", threads=1)
+    assert places(module)["q"][0] == "fallback"
+    module.save(tmp_path / "m.convopt")
+    (folder / "m.bin").unlink()
+    x, z = rng.standard_normal((1, 3, 2, 5)).astype(np.float32), rng.integers(-9, 9, (6, 5)).astype(np.int8)
+    y, q = convopt.load(tmp_path / "m.convopt")(x, z)
+    np.testing.assert_allclose(y, np.einsum("kcij,nchw->nkhw", weight, x), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(q, z.astype(np.int32) @ matrix)

@@ -106,11 +106,10 @@ def from_real_models(names: str) -> list[WholeModel]:
 
 
 def _bound(source: Any, shapes: Mapping[str, tuple[int, ...]]) -> Bound:
-    import onnx_ir as ir
-
     from convopt.bench.inputs import bind_inputs
     from convopt.frontends.onnx_file import load
+    from convopt.ir.protos import whole_proto
 
     model = load(source)
     inputs = bind_inputs(model, shapes)
-    return ir.to_proto(model), inputs
+    return whole_proto(model), inputs

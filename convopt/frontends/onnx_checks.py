@@ -240,9 +240,13 @@ def _check_external(
     if not location or path.is_absolute() or ".." in path.parts:
         fail(f"{what} is in the file {location!r}; expected a path inside the model's folder")
     file = folder / path
-    if not file.resolve().is_relative_to(folder.resolve()):
+    try:
+        inside, there = file.resolve().is_relative_to(folder.resolve()), file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, links in a ring, a zero byte
+        fail(f"{what} is in the file {location[:200]!r}, which can't be looked at: {str(error)[:200]}")
+    if not inside:
         fail(f"{what} is in the file {location!r}, a link out of the model's folder; expected one inside")
-    if not file.is_file():
+    if not there:
         fail(f"{what} is in the file {location!r}, which does not exist; expected it beside the model")
     if file.stat().st_nlink > 1:
         fail(f"{what} is in the file {location!r}, which has other hard links; expected a file of its own")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from convopt.errors import ModelError
 from convopt.frontends import onnx_checks
+from convopt.ir.protos import whole_proto
 from convopt.ir.shapes import infer_outputs
 
 if TYPE_CHECKING:
@@ -94,25 +95,8 @@ def _write(model: ir.Model, written: Path, path: Path) -> None:
         ir.save(model, written, external_data=f"{path.name}.data")
         written.with_name(f"{path.name}.data").replace(path.with_name(f"{path.name}.data"))
     else:
-        onnx.save(_inlined(model), written)
+        onnx.save(whole_proto(model), written)
     written.replace(path)
-
-
-def _inlined(model: ir.Model) -> onnx.ModelProto:
-    """The proto with every weight inside, also those that are mapped from another file."""
-    graphs = tuple(model.graphs())
-    values = [
-        v for g in graphs for v in g.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)
-    ]
-    before = [v.const_value for v in values]
-    try:
-        for value in values:
-            assert value.const_value is not None
-            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
-        return ir.to_proto(model)
-    finally:
-        for value, tensor in zip(values, before, strict=True):
-            value.const_value = tensor
 
 
 def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:

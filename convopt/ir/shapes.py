@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from convopt.errors import ModelError
@@ -133,7 +134,7 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
             return False
         types[value.name] = type_proto(value)
         if value.is_initializer() and value.const_value is not None and value.const_value.size <= DATA_LIMIT:
-            data[value.name] = ir.serde.serialize_tensor(value.const_value)
+            data[value.name] = ir.serde.serialize_tensor(_readable(node, value, value.const_value))
             data[value.name].name = value.name
     imports = [onnx.helper.make_opsetid(domain, number) for domain, number in opsets.items()]
     try:
@@ -155,6 +156,13 @@ def _infer_by_onnx(node: ir.Node, opsets: Mapping[str, int]) -> bool:
         else:
             value.shape = None
     return True
+
+
+def _readable(node: ir.Node, value: ir.Value, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """An input as the onnx package reads it: Pad's axes may be int32, but it takes them for int64."""
+    if node.op_type == "Pad" and value is input_at(node, 3) and tensor.dtype == ir.DataType.INT32:
+        return ir.tensor(tensor.numpy().astype(np.int64), name=tensor.name)
+    return tensor
 
 
 def _infer_as_input(node: ir.Node) -> bool:

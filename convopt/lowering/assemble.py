@@ -13,6 +13,7 @@ from convopt.codegen.device import DeviceCode
 from convopt.codegen.link import link
 from convopt.ir.groups import REFUSED, body_of
 from convopt.ir.layout import CHANNELS_LAST, has_choice, layout_of
+from convopt.ir.protos import whole_proto
 from convopt.ir.values import Array, constant, static_shape
 from convopt.lowering import arena
 from convopt.lowering.base import Constant, KernelCall, Temporary
@@ -263,4 +264,4 @@ def _island_model(group: ir.Node, graph: ir.Graph) -> bytes:
     body.opset_imports.clear()
     body.opset_imports.update(opsets)
     model = ir.Model(body, ir_version=10)
-    return bytes(ir.to_proto(model).SerializeToString())
+    return bytes(whole_proto(model).SerializeToString())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 
 import numpy as np
 import onnx_ir as ir
@@ -309,10 +309,11 @@ class _Builder:
             source = group.inputs[0]
             assert source is not None
             return [copy_call(source, group.outputs[0], context)]
+        for value in (v for v in (*group.inputs, *group.outputs) if v is not None and constant(v) is None):
+            _check_reach(prod(static_shape(value) or ()))  # before anything is chosen for it
         calls = lower_group(group, context)
         for view in (v for call in calls for v in call.problem.operands):
-            if (reach := view.reach) >= 2**31:
-                raise Refused(f"{reach} elements from one end of a tensor to the other, at most 2^31 - 1")
+            _check_reach(view.reach)
         # What a Concat's inputs wrote straight into its output needs no copy.
         for value in {v for v in group.inputs if v is not None and v in self.plan.aliases}:
             if self.plan.aliases[value].parent is group.outputs[0]:
@@ -335,6 +336,11 @@ class _Builder:
             calls.append(copy_call(value, dense, self._context()))
             group.replace_input_with(index, dense)
         return calls
+
+
+def _check_reach(reach: int) -> None:
+    if reach >= 2**31:
+        raise Refused(f"{reach} elements from one end of a tensor to the other, at most 2^31 - 1")
 
 
 class _Views(dict[ir.Value, TensorView]):

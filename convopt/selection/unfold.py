@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 from convopt.schedules.base import TensorView
 from convopt.schedules.conv_direct import CLOCK
@@ -26,12 +27,18 @@ class Chunk:
     rows: int
 
 
-def chunks(problem: ConvProblem, expand_col: int, cap: int) -> list[Chunk]:
-    """Pieces of at most `expand_col` images whose matrix takes at most `cap` bytes (or has one row)."""
+def _most(problem: ConvProblem, expand_col: int, cap: int) -> tuple[int, int]:
+    """(images, rows of each) that a chunk has, but for the last ones."""
     _, n, d, h, w, _ = problem.y.shape
     row_bytes = problem.groups * d * w * problem.taps * problem.channels * 4
     rows = max(1, min(h, cap // max(row_bytes, 1)))
-    images = max(1, min(expand_col, n, cap // max(row_bytes * h, 1))) if rows == h else 1
+    return max(1, min(expand_col, n, cap // max(row_bytes * h, 1))) if rows == h else 1, rows
+
+
+def chunks(problem: ConvProblem, expand_col: int, cap: int) -> list[Chunk]:
+    """Pieces of at most `expand_col` images whose matrix takes at most `cap` bytes (or has one row)."""
+    _, n, _, h, _, _ = problem.y.shape
+    images, rows = _most(problem, expand_col, cap)
     return [
         Chunk(image, min(images, n - image), row, min(rows, h - row))
         for image in range(0, n, images)
@@ -103,6 +110,12 @@ def best_unfolding(problem: ConvProblem, target: Target, threads: int, cap: int)
     return min(unfoldings, key=lambda u: (u.seconds, u.expand_col))
 
 
+def _pieces(extent: int, most: int) -> list[tuple[int, int]]:
+    """(length, how many): the extent in pieces of `most`, the last one shorter."""
+    whole, rest = divmod(extent, most)
+    return [(length, count) for length, count in ((most, whole), (rest, 1)) if length and count]
+
+
 def _seconds(problem: ConvProblem, target: Target, threads: int, expand_col: int, cap: int) -> float:
     total = 0.0
     for (unfold, gemm), count in _kernels(problem, expand_col, cap).items():
@@ -124,4 +137,12 @@ def unfolding_seconds(unfold: Im2colProblem, target: Target, threads: int) -> fl
 
 def _kernels(problem: ConvProblem, expand_col: int, cap: int) -> Counter[tuple[Im2colProblem, ConvProblem]]:
     """The chunks' two kernels, and how often each pair occurs."""
-    return Counter(split(problem, chunk) for chunk in chunks(problem, expand_col, cap))
+    _, n, _, h, _, _ = problem.y.shape
+    images, rows = _most(problem, expand_col, cap)
+    # Of each kind one, and how many there are: of an input beyond memory there are more than can be listed.
+    return Counter(
+        {
+            split(problem, Chunk(0, i, 0, r)): many * often
+            for (i, many), (r, often) in product(_pieces(n, images), _pieces(h, rows))
+        }
+    )

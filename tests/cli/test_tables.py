@@ -49,4 +49,6 @@ def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     print_table("m [x][/red].onnx", [Column("[bold]case"), Column("[/]", True)], [["[red]a", "[1]"]])
     tables.print_line("[/blue]")
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("m [x][/red].onnx", "[bold]case", "[/]", "[red]a", "[1]", "[/blue]"))
+    assert all(
+        text in shown for text in ("m [x][/red].onnx", "[bold]case", "[/]", "[red]a", "[1]", "[/blue]")
+    )

@@ -257,6 +257,17 @@ def test_external_data_through_a_link(tmp_path: Path) -> None:
     _refused(path, "a link out of the model's folder; expected one inside")
 
 
+@pytest.mark.parametrize("location", ["ring", "m\0.bin", "m" * 5000], ids=["ring", "zero byte", "long"])
+def test_external_data_that_can_not_be_looked_at(tmp_path: Path, location: str) -> None:
+    """Links in a ring, a zero byte, a name beyond what the system takes."""
+    path, model = _external(tmp_path)
+    (tmp_path / "ring").symlink_to("back")
+    (tmp_path / "back").symlink_to("ring")
+    _set(model, "location", location)
+    path.write_bytes(model.SerializeToString())
+    _refused(path, "initializer 'w' is in the file", "which can't be looked at")
+
+
 def test_external_data_through_a_hard_link(tmp_path: Path) -> None:
     """It may be any file of the same disk; the onnx package refuses it too."""
     path, _ = _external(tmp_path)

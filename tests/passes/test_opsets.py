@@ -167,3 +167,12 @@ def test_a_function_whose_operator_got_another_form() -> None:
     model = ir.from_proto(onnx.parser.parse_model(text))
     with pytest.raises(ModelError, match=r"GridSample .* in function local.F, of opset 16, has another"):
         run_passes(model, GRAPH_PASSES, PassContext())
+
+
+def test_axes_of_a_pad_may_be_int32() -> None:
+    """The onnx package's inference refuses them, the operator does not."""
+    text = """g (float[2,3,4] x) => (float[A,B,C] y) <int64[4] pads = {1, 0, 2, 3}, int32[2] axes = {-1, 1}>
+    { y = Pad <mode = "edge"> (x, pads, , axes) }"""
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}'))
+    run_passes(model, GRAPH_PASSES, PassContext())
+    assert model.graph.outputs[0].shape == [2, 6, 7]
