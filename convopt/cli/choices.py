@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from convopt.bench.suites import SUITES
 from convopt.cli.command import Command, Document, ReportProgress, core_count, duration, folder, positive
-from convopt.cli.tune import add_target_arguments, problems_of, target_of
+from convopt.cli.tune import SOURCE_FIELDS, add_target_arguments, problems_of, source_of, target_of
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +72,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     ruled = [one.rule for one in found if one.rule is not None]
     return {
         "command": "choices",
+        **source_of(arguments),
         "target": options.target.name,
         "threads": options.threads,
         "selection_ms": median(selection),
@@ -136,6 +137,7 @@ many, then the fastest few again in turn, and compares: the model's first choice
 eight, the five-step rule's choice, and Kendall's tau between the predicted and the measured order. What was
 measured before is used; a second run goes on.""",
     fields={
+        **SOURCE_FIELDS,
         "target": "what was measured on",
         "threads": "what was measured with",
         "selection_ms": "processor time of a convolution's untuned choice, the median",

@@ -80,6 +80,7 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
     outcomes = tune_problems(problems, arguments.budget, options, cache, progress, runners)
     return {
         "command": "tune",
+        **source_of(arguments),
         "target": options.target.name,
         "threads": options.threads,
         "store": str(cache.root / STORE_NAME),
@@ -88,6 +89,19 @@ def _run(arguments: argparse.Namespace, progress: ReportProgress) -> Document:
         "speedup": gain(outcomes),
         "convs": [_conv(outcome) for outcome in outcomes],
     }
+
+
+SOURCE_FIELDS = {
+    "source": "the model's path, the suite's name, or the convolution as it was given",
+    "batch": "of a suite's convolutions, null where it is their own",
+    "precision": "what the kernels were asked for",
+}
+
+
+def source_of(arguments: argparse.Namespace) -> Document:
+    """What `SOURCE_FIELDS` describes."""
+    source = arguments.model or arguments.suite or arguments.conv
+    return {"source": source, "batch": arguments.batch, "precision": arguments.precision}
 
 
 def target_of(arguments: argparse.Namespace, remedy: str) -> CpuTarget | GpuTarget:
@@ -223,6 +237,7 @@ and stops within 5 s of the budget. What beats the untuned choice when both run 
 the cache folder: `convopt optimize` uses it from then on. Interrupted or killed, a second run goes on where
 the first one was. Several may run at once on one store.""",
     fields={
+        **SOURCE_FIELDS,
         "target": "what was tuned for",
         "threads": "what was tuned for on a CPU",
         "store": "the file that remembers",
