@@ -48,16 +48,18 @@ def optimize_torch(
     """
     if shapes is not None:
         raise InputError("shapes are those of example_inputs for a torch module; expected no shapes")
+    named: Mapping[str, Any] = {}
     if not isinstance(source, ExportedProgram):
         if example_inputs is None:
             raise InputError("a torch module needs example_inputs: a tuple of tensors to call it with")
         if isinstance(example_inputs, torch.Tensor):
             raise InputError("example_inputs is a tensor; expected a tuple of the module's arguments")
         source = _exported(source, tuple(example_inputs), dynamic_shapes)
-    elif example_inputs is None:
-        example_inputs, _ = source.example_inputs
+    else:
+        own, named = source.example_inputs or ((), {})
+        example_inputs = own if example_inputs is None else example_inputs
     module = TorchModule(_decomposed(source), options)
-    module(*(example_inputs or ()))
+    module(*example_inputs, **named)
     return module
 
 

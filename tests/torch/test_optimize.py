@@ -158,6 +158,19 @@ def test_other_devices_and_types() -> None:
 
 
 @pytest.mark.slow
+def test_a_program_of_named_inputs() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+            return x * scale
+
+    x, two = torch.randn(2, 3), torch.tensor(2.0)
+    module = convopt.optimize(torch.export.export(Scaled(), (x,), {"scale": two}))
+    torch.testing.assert_close(module(x, scale=two + 1), x * 3)
+    with pytest.raises(InputError, match="scale"):
+        module(x, two)
+
+
+@pytest.mark.slow
 def test_a_reshaped_input_may_lie_otherwise_than_the_example() -> None:
     """Exported of contiguous memory, where a reshape is a view."""
 
