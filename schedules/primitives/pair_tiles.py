@@ -9,7 +9,7 @@ from tvm.tirx.script.builder import ir as T
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.conv_tiles import Position, Tile, Turn
-from convopt.schedules.primitives.emit import hold, lanes_at, splat
+from convopt.schedules.primitives.emit import hold, lanes_at, reduction, splat
 from convopt.targets import CpuTarget
 
 # TVM's code generator has no vectors of bfloat16: the instruction comes in as a function on 32-bit pairs,
@@ -72,17 +72,22 @@ class PairTile(Tile):
         origin = group * x_group + panel * block - pd * x_d - ph * x_h - pw * x_w
         base = self.panel_at(place)
         zero, pairs = lanes_at(0, lanes), block // 2
-        loops = T.serial(0, kd), T.serial(0, kh), T.serial(0, kw), T.serial(0, pairs)
-        with self.products.imported(), loops[0] as d, loops[1] as h, loops[2] as w, loops[3] as c:
-            tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * 2
-            at_step = ((d * kh + h) * kw + w) * pairs + c
-            self.ask_for_next_panel(base, turn, at_step, 2 * tile_k, 2)
-            step = base + at_step * (2 * tile_k)
-            weights = [
-                T.reinterpret(f"int32x{lanes}", self.weight[lanes_at(step + 2 * v * lanes, 2 * lanes)])
-                for v in range(schedule.vectors)
-            ]
-            for i, (x_at, _, _) in enumerate(positions):
-                pair = splat(T.reinterpret("int32", self.x[lanes_at(x_at + tap, 2)]), lanes)
-                for v, weight in enumerate(weights):
-                    T.buffer_store(sums[i][v], self.products(sums[i][v][zero], pair, weight), [zero])
+        large = self.exceeds_l2(2)
+        loops = T.serial(0, kd), T.serial(0, kh), T.serial(0, kw)
+        with self.products.imported(), loops[0] as d, loops[1] as h, loops[2] as w:
+            row = ((d * kh + h) * kw + w) * pairs
+
+            def ahead(c: Any, count: int) -> None:
+                self.ask_for_next_panel(base, turn, row + c, count, 2 * tile_k)
+
+            with reduction(pairs, ahead if large else None) as c:
+                tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * 2
+                step = base + (row + c) * (2 * tile_k)
+                weights = [
+                    T.reinterpret(f"int32x{lanes}", self.weight[lanes_at(step + 2 * v * lanes, 2 * lanes)])
+                    for v in range(schedule.vectors)
+                ]
+                for i, (x_at, _, _) in enumerate(positions):
+                    pair = splat(T.reinterpret("int32", self.x[lanes_at(x_at + tap, 2)]), lanes)
+                    for v, weight in enumerate(weights):
+                        T.buffer_store(sums[i][v], self.products(sums[i][v][zero], pair, weight), [zero])

@@ -15,6 +15,7 @@ from convopt.schedules.primitives.emit import (
     kernel,
     lanes_at,
     prefetch,
+    reduction,
     register,
     splat,
     widened,
@@ -112,9 +113,12 @@ class _Stages:
         sums = [[register(lanes) for _ in range(vectors)] for _ in range(pixels)]
         for slot in (slot for of_pixel in sums for slot in of_pixel):
             T.buffer_store(slot, splat(T.float32(0), lanes), [zero])
-        with T.serial(0, self.problem.channels) as c:
-            # The pixels below come next from beyond L2.
-            prefetch(self.x, start + x_h + column * x_w + c * pixels * x_c)
+
+        def ahead(c: Any, count: int) -> None:
+            """The pixels below, which come next from beyond L2."""
+            prefetch(self.x, start + x_h + column * x_w + c * pixels * x_c, count * pixels * x_c)
+
+        with reduction(self.problem.channels, ahead) as c:
             for i in range(pixels):
                 value = widened(splat(self.x[start + (column + i) * x_w + c * x_c], lanes))
                 for v in range(vectors):

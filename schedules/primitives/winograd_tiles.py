@@ -11,7 +11,17 @@ from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.conv_tiles import branch, load, pieces, store, sub_vector
-from convopt.schedules.primitives.emit import hold, kernel, lanes_at, prefetch, register, splat, widened
+from convopt.schedules.primitives.emit import (
+    hold,
+    kernel,
+    lanes_at,
+    prefetch,
+    reduction,
+    register,
+    splat,
+    steps_of_line,
+    widened,
+)
 from convopt.schedules.primitives.tile_runs import balanced
 from convopt.schedules.primitives.vector_math import emit
 
@@ -193,8 +203,11 @@ class _Stages:
                 for row in sums:
                     for slot in row:
                         T.buffer_store(slot, splat(T.float32(0), lanes), [zero])
-                with T.serial(0, self.channels) as c:
-                    prefetch(self.weight, panel + panel_size + (before + run) * share + c * stride)
+
+                def ahead(c: Any, count: int, turn: Any = before + run) -> None:
+                    prefetch(self.weight, panel + panel_size + turn * share + c * stride, count * stride)
+
+                with reduction(self.channels, ahead, steps_of_line(stride)) as c:
                     for p in range(pixels):
                         value = splat(self.scratch[point * self.v_slab + (t + p) * self.channels + c], lanes)
                         for v in range(vectors):
