@@ -76,7 +76,7 @@ def _priced_plain(
 def least_gpu_seconds(problem: ConvProblem, target: GpuTarget, families: tuple[type[Any], ...]) -> float:
     """What `priced_gpu_conv` finds at least, without pricing the implicit GEMM's tiles."""
     found, _ = _priced_plain(problem, target, families)
-    return min(model.least_seconds(problem, target), *(seconds for seconds, _ in found))
+    return min([model.least_seconds(problem, target), *(seconds for seconds, _ in found)])
 
 
 def gpu_seconds(schedule: Any, problem: ConvProblem, target: GpuTarget) -> float:

@@ -12,6 +12,7 @@ from convopt.bench.suites import contest
 from convopt.schedules.gpu_implicit_gemm import ImplicitGemm
 from convopt.schedules.primitives.swizzle import TileOrder
 from convopt.selection import gpu_search, model
+from convopt.selection.choose_gpu import least_gpu_seconds, priced_gpu_conv
 from convopt.selection.gpu_forms import forms
 from convopt.targets import find_target
 
@@ -153,6 +154,12 @@ def test_what_no_form_takes() -> None:
     problem = replace(half(FINAL[0]), x=replace(half(FINAL[0]).x, dtype="float64"))
     with pytest.raises(ValueError, match="float64 to float16"):
         gpu_search.choose(problem, K100_AI)
+
+
+def test_the_least_of_a_family_that_only_the_model_prices() -> None:
+    problem, families = half(CASES[0]), (ImplicitGemm,)
+    least = least_gpu_seconds(problem, K100_AI, families)
+    assert 0 < least <= priced_gpu_conv(problem, K100_AI, families)[0]
 
 
 @pytest.mark.parametrize("name", TARGETS)
