@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from convopt.schedules.base import Estimate
 from convopt.schedules.conv_problem import Array, ConvProblem, pack_bias, pack_weight
+from convopt.schedules.primitives.nest import CACHE_LINE
 
 if TYPE_CHECKING:
     from convopt.targets import Target
@@ -43,7 +44,7 @@ L3_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 16.0, 3.5
 BARE_LATENCY = 1.04
 # A group's few channels of each pixel lie a pixel apart, in few sets of L1: against GroupedConv, which reads
 # whole pixels, 1.2 to 1.9 times what the estimates say (measured on Zen 3, groups of 8 and 16 channels).
-SCATTERED, CACHE_LINE = 1.25, 64
+SCATTERED = 1.25
 
 # Loads' worth of a 16-bit input's broadcast and conversion: measured on Zen 3, tiles of 6x2, 4x3 and 2x4.
 WIDENING = 3.0

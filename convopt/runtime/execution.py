@@ -69,8 +69,7 @@ class ExecutionContext:
         self._finalizer = weakref.finalize(self, _destroy, loaded, pool)
         self._finalizer.atexit = False
         program = loaded.program
-        self._first_output = 2 + len(program.inputs)
-        self._bases = (ctypes.c_void_p * (self._first_output + len(program.outputs)))()
+        self._bases = (ctypes.c_void_p * (2 + len(program.inputs) + len(program.outputs)))()
         self._bases[0] = address(self.arena)
         self._bases[1] = address(loaded.weights)
         self._layout = [

@@ -111,6 +111,10 @@ class Turn:
     index: Any
     count: int
 
+    def share(self, weights: int) -> int:
+        """Of so many weights, what each of the tiles asks for."""
+        return -(-weights // self.count)
+
 
 class Tile:
     """Emits one register tile at given positions."""
@@ -182,7 +186,7 @@ class Tile:
 
         per_step: weights that a step reads.
         """
-        share, stride = -(-self.panel_size // turn.count), -(-per_step // turn.count)
+        share, stride = turn.share(self.panel_size), turn.share(per_step)
         prefetch(self.weight, base + self.panel_size + turn.index * share + step * stride, count * stride)
 
     def reduce(
@@ -221,7 +225,7 @@ class Tile:
                     self.ask_for_next_panel(base, turn, row + c, count, tile_k)
 
             asks = streams or overlaps or large
-            group = steps_of_line(-(-tile_k // turn.count)) if large else 8
+            group = steps_of_line(4 * turn.share(tile_k)) if large else 8
             if overlaps or lanes == 4:  # NEON: LLVM loads four steps of each pixel as one vector, and spills
                 group = 1
             with reduction(block, ahead if asks else None, group) as c:

@@ -12,8 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from convopt.schedules.base import TensorView
-
-CACHE_LINE = 64
+from convopt.schedules.primitives.nest import CACHE_LINE
 
 
 @dataclass
@@ -122,9 +121,9 @@ def prefetch(buffer: Any, index: Any, count: int = 1) -> None:
         T.evaluate(tvm.tirx.call_intrin("void", "tirx.prefetch", at, 0, 2, 1))
 
 
-def steps_of_line(stride: int) -> int:
-    """How many steps of a sum ask for one line of float32, `stride` elements each; 8 at most."""
-    return min(8, max(1, CACHE_LINE // 4 // stride))
+def steps_of_line(nbytes: int) -> int:
+    """How many steps of a sum ask for one cache line, `nbytes` each; 8 at most."""
+    return min(8, max(1, CACHE_LINE // nbytes))
 
 
 @contextmanager

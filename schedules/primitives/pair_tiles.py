@@ -9,7 +9,7 @@ from tvm.tirx.script.builder import ir as T
 from convopt.schedules.conv_direct import DirectConv
 from convopt.schedules.conv_problem import ConvProblem
 from convopt.schedules.primitives.conv_tiles import Position, Tile, Turn
-from convopt.schedules.primitives.emit import hold, lanes_at, reduction, splat
+from convopt.schedules.primitives.emit import hold, lanes_at, reduction, splat, steps_of_line
 from convopt.targets import CpuTarget
 
 # TVM's code generator has no vectors of bfloat16: the instruction comes in as a function on 32-bit pairs,
@@ -80,7 +80,8 @@ class PairTile(Tile):
             def ahead(c: Any, count: int) -> None:
                 self.ask_for_next_panel(base, turn, row + c, count, 2 * tile_k)
 
-            with reduction(pairs, ahead if large else None) as c:
+            group = steps_of_line(2 * turn.share(2 * tile_k))
+            with reduction(pairs, ahead if large else None, group) as c:
                 tap = origin + d * (dd * x_d) + h * (dh * x_h) + w * (dw * x_w) + c * 2
                 step = base + (row + c) * (2 * tile_k)
                 weights = [

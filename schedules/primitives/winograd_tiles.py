@@ -207,7 +207,7 @@ class _Stages:
                 def ahead(c: Any, count: int, turn: Any = before + run) -> None:
                     prefetch(self.weight, panel + panel_size + turn * share + c * stride, count * stride)
 
-                with reduction(self.channels, ahead, steps_of_line(stride)) as c:
+                with reduction(self.channels, ahead, steps_of_line(4 * stride)) as c:
                     for p in range(pixels):
                         value = splat(self.scratch[point * self.v_slab + (t + p) * self.channels + c], lanes)
                         for v in range(vectors):
